@@ -1,0 +1,1 @@
+"""The mathematics of the flow, on one point."""

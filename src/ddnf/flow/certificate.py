@@ -1,0 +1,122 @@
+"""Is this map a diffeomorphism? A proof where there is one, evidence where there is not."""
+
+from typing import Literal
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Float
+
+from ddnf.flow.bijection import DDNF
+from ddnf.flow.field import MLPField
+from ddnf.flow.log_det import signed_step
+from ddnf.flow.solver import expansion
+
+Verdict = Literal["proved diffeomorphism", "no fold seen on these points", "folds", "not known"]
+
+
+class Certificate(eqx.Module):
+    """What is known of a flow's invertibility.
+
+    Attributes:
+        verdict: "proved diffeomorphism" (every step is within a contraction of the identity, for all points),
+            "no fold seen on these points" (all cell determinants there are positive), "folds" (one is not), or
+            "not known" (no proof and no points).
+        min_determinant: the smallest determinant of a cell on the points; NaN without points.
+        folded_share: the share of the points' cells whose determinant is not positive.
+        lipschitz: for each block, a bound on the Lipschitz constant of (step - identity); below 1 proves it.
+    """
+
+    verdict: Verdict
+    min_determinant: float
+    folded_share: float
+    lipschitz: np.ndarray
+
+    def __str__(self):
+        return (
+            f"{self.verdict}: smallest cell determinant {self.min_determinant:.4g}, "
+            f"folded cells {self.folded_share:.2%}, Lipschitz bound of the steps {self.lipschitz.max():.4g}"
+        )
+
+
+def certify(
+    flow: DDNF, x: Float[Array, "n dim"] | None = None, condition: Float[Array, "..."] | None = None
+) -> Certificate:
+    """Says whether a flow is a diffeomorphism: proved, not contradicted on the points, or refuted.
+
+    The proof is the bound dt * prod |W_i|_2 * prod (steepest slope) < 1 in each block (its analogue for midpoint
+    and rk4); it holds for all points. With a condition it holds for the conditions given.
+
+    Args:
+        flow: the flow.
+        x: points, one for each row, at which the determinant of every cell is computed.
+        condition: one condition, or one for each row.
+
+    Example:
+        >>> import jax.random as jr
+        >>> flow = DDNF(jr.key(0), 2, output_scale=0.01)
+        >>> certify(flow, jr.normal(jr.key(1), (100, 2))).verdict
+        'proved diffeomorphism'
+    """
+    _check(flow, x, condition)
+    lipschitz = np.asarray(_lipschitz(flow, condition))
+    dets = np.empty(0) if x is None else np.asarray(_determinants(flow, x, condition)).ravel()
+    # A determinant that is not a number is no evidence of an inverse.
+    folded = ~(dets > 0)
+    if folded.any():
+        verdict = "folds"
+    elif lipschitz.max() < 1:
+        verdict = "proved diffeomorphism"
+    else:
+        verdict = "not known" if x is None else "no fold seen on these points"
+    smallest = float(dets.min()) if dets.size else float("nan")
+    return Certificate(verdict, smallest, float(folded.mean()) if dets.size else 0.0, lipschitz)
+
+
+@eqx.filter_jit
+def _lipschitz(flow: DDNF, condition) -> Float[Array, " K"]:
+    if not isinstance(flow.fields, MLPField) or expansion(flow.solver, 0.0) is None:
+        return jnp.full(flow.blocks, jnp.inf)
+
+    def block(field):
+        if condition is None or condition.ndim == 1:
+            return flow.velocity(field, condition).lipschitz()
+        return jnp.max(flow.velocity(field, condition.T).lipschitz())
+
+    return expansion(flow.solver, flow.dt * eqx.filter_vmap(block)(flow.fields))
+
+
+@eqx.filter_jit
+def _determinants(flow: DDNF, x, condition) -> Float[Array, "n K T"]:
+    arrays, static = eqx.partition(flow.fields, eqx.is_array)
+
+    def point(x, condition):
+        def block(z, arrays):
+            velocity = flow.velocity(eqx.combine(arrays, static), condition)
+
+            def cell(z, _):
+                z, sign, log_abs = signed_step(flow.solver, velocity, z, dt=flow.dt)
+                return z, sign * jnp.exp(log_abs)
+
+            return lax.scan(cell, z, length=flow.steps)
+
+        return lax.scan(block, x, arrays, length=flow.blocks)[1]
+
+    return jax.vmap(point, in_axes=(0, 0 if condition is not None and condition.ndim == 2 else None))(x, condition)
+
+
+def _check(flow, x, condition):
+    if not all(bool(jnp.all(jnp.isfinite(a))) for a in jax.tree.leaves(eqx.filter(flow, eqx.is_inexact_array))):
+        raise ValueError("Expected finite weights; got NaN or infinity in the flow.")
+    if x is not None and (x.ndim != 2 or x.shape[1:] != flow.shape):
+        raise ValueError(f"Expected points of shape (n, {flow.shape[0]}); got {x.shape}.")
+    if x is not None and not jnp.issubdtype(x.dtype, jnp.floating):
+        raise ValueError(f"Expected floating-point points; got {x.dtype}.")
+    if flow.cond_shape is not None:
+        if condition is None or condition.shape[-1:] != flow.cond_shape or condition.ndim > 2:
+            got = None if condition is None else condition.shape
+            raise ValueError(f"Expected conditions of shape (n, {flow.cond_shape[0]}); got {got}.")
+        if condition.ndim == 2 and x is not None and len(condition) != len(x):
+            raise ValueError(f"Expected one condition for each of {len(x)} points; got {len(condition)}.")

@@ -1,0 +1,382 @@
+"""Rules for the log-determinant of one step of the flow.
+
+A rule takes a step and says how much it changes volume. `Exact` and `Taylor` belong to the discrete map,
+`Divergence` to the differential equation behind it; with Euler's step, `Divergence` equals `Taylor(1)`.
+
+With the increment g(z) = step(z) - z and its Jacobian X (for Euler, X = dt J), the series behind most of
+them is log det(I + X) = tr X - tr X^2 / 2 + tr X^3 / 3 - ...
+"""
+
+from abc import abstractmethod
+from collections.abc import Callable
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+from jax import lax
+from jaxtyping import Array, Float, Int, PRNGKeyArray
+
+from ddnf.flow import field as fields
+from ddnf.flow import small
+from ddnf.flow.solver import Solver, euler
+
+Stepped = tuple[Float[Array, "dim *lanes"], Float[Array, "*lanes"]]
+
+
+class LogDet(eqx.Module):
+    """A rule for the log-determinant of one step; subclass it to bring your own."""
+
+    @abstractmethod
+    def step(self, solver: Solver, velocity: Callable, z: Array, *, dt: float, cell: Int[Array, ""] | int) -> Stepped:
+        """One step from z, and its log-determinant by this rule. `cell` numbers the cells of the flow."""
+
+    @property
+    def takes_lanes(self) -> bool:
+        """Whether `step` takes many points side by side, ``(dim, *lanes)``, with Euler and an `MLPField`."""
+        return False
+
+
+class Exact(LogDet):
+    """The exact log|det| of the step, for any field and solver.
+
+    An `MLPField` with Euler's step costs one r x r determinant, r the narrowest layer (see `ddnf.flow.field`);
+    anything else the d x d determinant of the step's Jacobian.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> z, log_det = Exact().step(euler, lambda z: -z, jnp.ones(2), dt=0.5, cell=0)
+        >>> round(float(log_det), 6)
+        -1.386294
+    """
+
+    @property
+    def takes_lanes(self) -> bool:
+        return True
+
+    def step(self, solver, velocity, z, *, dt, cell) -> Stepped:
+        z_next, _, log_abs = signed_step(solver, velocity, z, dt=dt)
+        return z_next, log_abs
+
+
+class _Probed(LogDet):
+    """A rule that may draw random probes: `key` holds their randomness, `probes` how many (None: no probes)."""
+
+    probes: eqx.AbstractVar[int | None]
+    kind: eqx.AbstractVar[str]
+    key: eqx.AbstractVar[PRNGKeyArray | None]
+
+    @property
+    def takes_lanes(self) -> bool:
+        return self.probes is None
+
+    def __check_init__(self):
+        if self.probes is not None and self.probes < 1:
+            raise ValueError(f"Expected probes of at least 1, or None; got {self.probes}.")
+        if self.kind not in ("gaussian", "rademacher"):
+            raise ValueError(f"Expected kind to be gaussian or rademacher; got {self.kind!r}.")
+
+    def draw(self, z: Array, cell: Int[Array, ""] | int) -> Float[Array, "probes dim"]:
+        """The probes of one cell: E[w w^T] = I."""
+        key = jr.fold_in(self.cell_key(), cell)
+        sample = jr.normal if self.kind == "gaussian" else jr.rademacher
+        return sample(key, (self.probes or 1, *z.shape), dtype=z.dtype)
+
+    def cell_key(self) -> PRNGKeyArray:
+        if self.key is None:
+            name = type(self).__name__
+            raise ValueError(
+                f"Expected a key for the probes of {name}; got None. "
+                "Set one for each sample with ddnf.with_key(flow, key)."
+            )
+        return self.key
+
+
+class Taylor(_Probed):
+    """The series of log det(I + X) cut after `order` terms; its error falls as dt^(order + 1) per cell.
+
+    Args:
+        order: number of terms.
+        probes: None for exact traces (cheap for an `MLPField`); M for Hutchinson's estimate of each trace by
+            M probes, tr(X^k) ~ mean of w^T X^k w, Eq. (rndTrace) of the paper.
+        kind: "gaussian" (the paper's) or "rademacher" probes.
+        key: randomness of the probes; see `with_key`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> z, log_det = Taylor(2).step(euler, lambda z: z, jnp.ones(2), dt=0.5, cell=0)
+        >>> float(log_det)  # 2 (1/2 - 1/8)
+        0.75
+    """
+
+    order: int = 2
+    probes: int | None = None
+    kind: str = "gaussian"
+    key: PRNGKeyArray | None = None
+
+    def __check_init__(self):
+        if self.order < 1:
+            raise ValueError(f"Expected order of at least 1; got {self.order}.")
+
+    def step(self, solver, velocity, z, *, dt, cell) -> Stepped:
+        if self.probes is None:
+            z_next, increment_jacobian = _step_and_traceable(solver, velocity, z, dt=dt)
+            return z_next, _series(increment_jacobian, self.order)
+        z_next, push = _linearized(solver, velocity, z, dt=dt)
+        estimates = jax.vmap(lambda w: _probed_series(push, w, self.order))(self.draw(z, cell))
+        return z_next, jnp.mean(estimates)
+
+
+class PrintedTaylor(_Probed):
+    """The paper's printed second order, tr X - tr(X^T X) / 2; kept to reproduce its figures.
+
+    Erratum: Eq. (taylor) and Appendix D expand log det(I + X) as half of log det((I + X)(I + X)^T), but leave
+    out a term of the second order: the square of X + X^T. With it, tr(X^T X) becomes tr(X X), which is
+    `Taylor(2)`. The two agree for symmetric X only; otherwise this one's error falls as dt^2, no faster
+    than that of `Taylor(1)`.
+
+    Args:
+        probes, kind, key: as for `Taylor`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> turn = jnp.array([[0.0, -1.0], [1.0, 0.0]])
+        >>> _, log_det = PrintedTaylor().step(euler, lambda z: turn @ z, jnp.ones(2), dt=0.5, cell=0)
+        >>> float(log_det)  # the truth is log(1.25) = 0.223, Taylor(2) gives 0.25
+        -0.25
+    """
+
+    probes: int | None = None
+    kind: str = "gaussian"
+    key: PRNGKeyArray | None = None
+
+    def step(self, solver, velocity, z, *, dt, cell) -> Stepped:
+        if self.probes is None:
+            return self._without_probes(solver, velocity, z, dt)
+        z_next, push = _linearized(solver, velocity, z, dt=dt)
+        w = self.draw(z, cell)
+        image = jax.vmap(push)(w)
+        return z_next, jnp.mean(jnp.sum(w * image - image * image / 2, axis=-1))
+
+    def _without_probes(self, solver, velocity, z, dt):
+        if _is_factored(solver, velocity):
+            # tr(J^T J) = tr((A^T A) (B B^T)) for J = A B
+            linear = velocity.linearize(z)
+            b = jax.vmap(linear.right)(jnp.eye(len(z), dtype=z.dtype))
+            a = jax.vmap(linear.left)(jnp.eye(b.shape[1], dtype=z.dtype))
+            squares = jnp.einsum("id...,jd...,ki...,kj...->...", a, a, b, b)
+            trace = _trace(linear.core())
+            return z + dt * linear.velocity, dt * trace - dt**2 / 2 * squares
+        z_next, jacobian = _step_and_jacobian(solver, velocity, z, dt=dt)
+        x = jacobian - jnp.eye(len(z), dtype=z.dtype)
+        return z_next, jnp.trace(x) - jnp.sum(x * x) / 2
+
+
+class Divergence(_Probed):
+    """The continuous formula d/dt log det = tr J, integrated along with z by the same solver.
+
+    It belongs to the differential equation, not to the discrete map: with midpoint or rk4 its error against
+    the equation's log-determinant falls as fast as that of z.
+
+    Args:
+        probes, kind, key: as for `Taylor`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> _, log_det = Divergence().step(euler, lambda z: z, jnp.ones(2), dt=0.5, cell=0)
+        >>> float(log_det)
+        1.0
+    """
+
+    probes: int | None = None
+    kind: str = "gaussian"
+    key: PRNGKeyArray | None = None
+
+    def step(self, solver, velocity, z, *, dt, cell) -> Stepped:
+        w = None if self.probes is None else self.draw(z, cell)
+
+        def augmented(state):
+            v, divergence = _divergence(velocity, state[:-1], w)
+            return jnp.concatenate([v, divergence[None]])
+
+        end = solver(augmented, jnp.concatenate([z, jnp.zeros_like(z[:1])]), dt)
+        return end[:-1], end[-1]
+
+
+class Unbiased(_Probed):
+    """An unbiased estimate of the exact log-determinant: the series, cut at random (after Residual Flows).
+
+    The first `terms` terms are always taken; each further one with probability `keep` given the one before,
+    and weighted by the inverse of its probability. Converges where |X|_2 < 1 (the Lipschitz bound of
+    `ddnf.certify`); the weighted terms have a finite variance where |X|_2^2 < keep. The gradient is an
+    unbiased estimate too, by the Neumann series of (I + X)^-1, and is taken through one product only.
+
+    Args:
+        terms: how many terms are always taken.
+        keep: probability to go on to each further term.
+        probes, kind, key: as for `Taylor`, with at least one probe.
+
+    Example:
+        >>> import jax.numpy as jnp, jax.random as jr
+        >>> rule = Unbiased(probes=1000, key=jr.key(0))
+        >>> _, log_det = rule.step(euler, lambda z: z, jnp.ones(2), dt=0.25, cell=0)
+        >>> bool(abs(log_det - 2 * jnp.log(1.25)) < 0.05)
+        True
+    """
+
+    terms: int = 4
+    keep: float = 0.5
+    probes: int | None = 1
+    kind: str = "gaussian"
+    key: PRNGKeyArray | None = None
+
+    def __check_init__(self):
+        if self.terms < 1:
+            raise ValueError(f"Expected terms of at least 1; got {self.terms}.")
+        if not 0 < self.keep < 1:
+            raise ValueError(f"Expected keep between 0 and 1; got {self.keep}.")
+        if self.probes is None:
+            raise ValueError("Expected probes of at least 1; got None.")
+
+    @property
+    def takes_lanes(self) -> bool:
+        return False
+
+    def step(self, solver, velocity, z, *, dt, cell) -> Stepped:
+        z_next, push = _linearized(solver, velocity, z, dt=dt)
+        w = self.draw(z, cell)
+        length_key = jr.fold_in(jr.fold_in(self.cell_key(), cell), 1)
+        extra = jr.geometric(length_key, 1 - self.keep, (len(w),), dtype=jnp.int32) - 1
+        return z_next, jnp.mean(jax.vmap(lambda w, n: self._estimate(push, w, self.terms + n))(w, extra))
+
+    def _estimate(self, push, w, count):
+        frozen = _constant(push, w)
+        pull = jax.linear_transpose(frozen, w)
+
+        def weight(k):  # of the term with k + 1 factors X, given that it was reached
+            return (-1.0) ** k / self.keep ** jnp.maximum(k + 1 - self.terms, 0)
+
+        def body(state):
+            k, power, back, value, adjoint = state
+            value = value + weight(k) / (k + 1) * jnp.sum(w * power)
+            adjoint = adjoint + weight(k) * back
+            return k + 1, frozen(power), pull(back)[0], value, adjoint
+
+        start = (jnp.zeros((), w.dtype), frozen(w), w, jnp.zeros((), w.dtype), jnp.zeros_like(w))
+        *_, value, adjoint = lax.while_loop(lambda s: s[0] < count, body, start)
+        # d log det(I + X) = tr((I + X)^-1 dX), estimated by adjoint^T dX w.
+        surrogate = jnp.sum(lax.stop_gradient(adjoint) * push(w))
+        return lax.stop_gradient(value) + surrogate - lax.stop_gradient(surrogate)
+
+
+def with_key(tree, key: PRNGKeyArray):
+    """`tree` with fresh randomness for the probes in it; a no-op where there are none.
+
+    Probes must differ from sample to sample, so call this inside the function that is vmapped over samples.
+
+    Example:
+        >>> import jax, jax.random as jr
+        >>> from ddnf import DDNF, Taylor
+        >>> flow = DDNF(jr.key(0), 2, log_det=Taylor(2, probes=1))
+        >>> def sample(key, x):
+        ...     return with_key(flow, key).transform_and_log_det(x)
+        >>> y, log_det = jax.vmap(sample)(jr.split(jr.key(1), 5), jr.normal(jr.key(2), (5, 2)))
+        >>> log_det.shape
+        (5,)
+    """
+    nodes, structure = jax.tree.flatten(tree, is_leaf=lambda node: isinstance(node, _Probed))
+    for i, node in enumerate(nodes):
+        if isinstance(node, _Probed) and node.probes is not None:
+            nodes[i] = eqx.tree_at(lambda n: n.key, node, jr.fold_in(key, i), is_leaf=lambda k: k is None)
+    return jax.tree.unflatten(structure, nodes)
+
+
+def signed_step(
+    solver: Solver, velocity: Callable, z: Float[Array, "dim *lanes"], *, dt: float
+) -> tuple[Float[Array, "dim *lanes"], Float[Array, "*lanes"], Float[Array, "*lanes"]]:
+    """One step, with the sign and the logarithm of the absolute determinant of its Jacobian."""
+    if _is_factored(solver, velocity):
+        linear = velocity.linearize(z)
+        return z + dt * linear.velocity, *small.slog_det(identity_plus(dt, linear.core()))
+    z_next, jacobian = _step_and_jacobian(solver, velocity, z, dt=dt)
+    return z_next, *small.slog_det(jacobian)
+
+
+def identity_plus(dt: float, columns) -> list[list[Array]] | Array:
+    """(I + dt M)^T for a matrix given by its columns: as rows of entries if small, else as one array."""
+    if len(columns) <= small.LARGEST_CLOSED:
+        return [[dt * c[i] + (1.0 if i == j else 0.0) for i in range(len(columns))] for j, c in enumerate(columns)]
+    stacked = columns if isinstance(columns, Array) else jnp.stack(list(columns))
+    eye = jnp.eye(len(stacked), dtype=stacked.dtype)
+    return dt * stacked + eye.reshape(eye.shape + (1,) * (stacked.ndim - 2))
+
+
+def _is_factored(solver, velocity) -> bool:
+    return solver is euler and isinstance(velocity, fields.Velocity)
+
+
+def _step_and_jacobian(solver, velocity, z, *, dt):
+    def step(z):
+        z_next = solver(velocity, z, dt)
+        return z_next, z_next
+
+    jacobian, z_next = jax.jacfwd(step, has_aux=True)(z)
+    return z_next, jacobian
+
+
+def _step_and_traceable(solver, velocity, z, *, dt):
+    """The step, and a matrix whose powers have the traces of the powers of X."""
+    if _is_factored(solver, velocity):
+        linear = velocity.linearize(z)
+        core = linear.core()
+        return z + dt * linear.velocity, dt * (core if isinstance(core, Array) else jnp.stack(list(core)))
+    z_next, jacobian = _step_and_jacobian(solver, velocity, z, dt=dt)
+    return z_next, jacobian - jnp.eye(len(z), dtype=z.dtype)
+
+
+def _trace(columns):
+    return sum(columns[i][i] for i in range(len(columns)))
+
+
+def _series(x: Float[Array, "n n *lanes"], order: int) -> Float[Array, "*lanes"]:
+    total, power, transposed = _trace(x), x, jnp.swapaxes(x, 0, 1)
+    for k in range(2, order + 1):
+        total = total - (-1) ** k / k * jnp.sum(power * transposed, axis=(0, 1))
+        if k < order:
+            power = jnp.einsum("ij...,jk...->ik...", power, x)
+    return total
+
+
+def _linearized(solver, velocity, z, *, dt):
+    """The step and the linear map w -> X w."""
+    if solver is euler:
+        increment, push = jax.linearize(lambda z: dt * velocity(z), z)
+        return z + increment, push
+    z_next, push = jax.linearize(lambda z: solver(velocity, z, dt), z)
+    return z_next, lambda w: push(w) - w
+
+
+def _probed_series(push, w, order):
+    total, power = 0.0, w
+    for k in range(1, order + 1):
+        power = push(power)
+        total = total - (-1) ** k / k * jnp.sum(w * power)
+    return total
+
+
+def _constant(push, w):
+    """`push` with all that it has closed over held constant under differentiation."""
+    closed, constants = jax.closure_convert(push, w)
+    constants = lax.stop_gradient(constants)
+    return lambda x: closed(x, *constants)
+
+
+def _divergence(velocity, z, w):
+    """v(z) and tr J(z), by probes w where there are any."""
+    if w is not None:
+        v, push = jax.linearize(velocity, z)
+        return v, jnp.mean(jnp.sum(w * jax.vmap(push)(w), axis=-1))
+    if isinstance(velocity, fields.Velocity):
+        linear = velocity.linearize(z)
+        return linear.velocity, _trace(linear.core())
+    return velocity(z), jnp.trace(jax.jacfwd(velocity)(z))

@@ -1,0 +1,1 @@
+"""What people fit, and how they judge it."""

@@ -1,0 +1,18 @@
+"""Tests run in float64, with the shapes in annotations checked at run time and compiled code kept on disk."""
+
+from pathlib import Path
+
+import jax
+from jaxtyping import install_import_hook
+
+jax.config.update("jax_enable_x64", True)
+jax.config.update("jax_compilation_cache_dir", str(Path(__file__).parents[1] / ".jax_cache"))
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
+jax.config.update("jax_disable_most_optimizations", True)  # compile in half the time
+
+with install_import_hook("ddnf", "beartype.beartype"):
+    import ddnf
+    import ddnf.inference.diagnostics
+    import ddnf.paper.toy
+    import ddnf.plot
+    import ddnf.targets.toy  # noqa: F401
