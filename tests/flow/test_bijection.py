@@ -122,7 +122,7 @@ def test_batching_in_any_order_agrees(name):
     assert_allclose(inside, outside, atol=1e-12)
 
 
-def test_a_batch_of_flows(name="plane"):
+def test_a_batch_of_flows():
     """An ensemble: the weights are batched too."""
     flows = eqx.filter_vmap(lambda key: ddnf.DDNF(key, 2, blocks=2, steps=2, output_scale=1.0))(jr.split(jr.key(0), 3))
     x = jr.normal(jr.key(1), (3, 2))
@@ -201,7 +201,9 @@ def test_a_thousand_steps_train_in_the_memory_of_thirty():
             return jnp.mean(jnp.sum(y**2, -1) - log_det)
 
         compiled = jax.jit(jax.grad(loss)).lower(arrays).compile()
-        return compiled.memory_analysis().temp_size_in_bytes / 2**20
+        analysis = compiled.memory_analysis()
+        assert analysis is not None
+        return analysis.temp_size_in_bytes / 2**20
 
     thirty = megabytes(30, "nothing")
     assert megabytes(1000, "segments") < 0.5 * thirty

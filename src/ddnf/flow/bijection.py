@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from math import isqrt
-from typing import Literal
+from typing import Any, Literal
 
 import equinox as eqx
 import jax
@@ -12,7 +12,7 @@ from flowjax.bijections import AbstractBijection
 from jax import lax
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
-from ddnf.flow.field import MLPField
+from ddnf.flow.field import MLPField, Velocity
 from ddnf.flow.lanes import over_lanes
 from ddnf.flow.log_det import Exact, LogDet
 from ddnf.flow.newton import invert_step, warn_unless
@@ -173,7 +173,7 @@ class DDNF(AbstractBijection):
         end, visited = self._run(_path, jnp.asarray(x), condition)
         return end, Path(*visited)
 
-    def velocity(self, field: Callable, condition: Array | None) -> Callable:
+    def velocity(self, field: Callable, condition: Array | None) -> Velocity | Callable:
         """One block's field at a condition, slowed down to the Lipschitz bound if there is one."""
         if not isinstance(field, MLPField):
             return lambda z: field(z, condition)
@@ -246,7 +246,7 @@ def _inverse(flow: DDNF, y, condition):
 
 def _reverse(flow: DDNF, y, condition):
     def block(carry, velocity, index):
-        backward = velocity.scaled(-1.0) if hasattr(velocity, "scaled") else lambda z: -velocity(z)
+        backward = velocity.scaled(-1.0) if isinstance(velocity, Velocity) else lambda z: -velocity(z)
 
         def cell(carry, t):
             z, log_det = carry
@@ -297,7 +297,7 @@ def _admissible(solver: Solver, bound: float) -> float:
     return low
 
 
-def _check_arguments(dim, blocks, steps, solver, log_det, inverse, lipschitz, field, recompute):
+def _check_arguments(dim, blocks, steps, solver: Any, log_det, inverse, lipschitz, field, recompute):
     for name, value in (("dim", dim), ("blocks", blocks), ("steps", steps)):
         if value < 1:
             raise ValueError(f"Expected {name} of at least 1; got {value}.")
@@ -312,5 +312,5 @@ def _check_arguments(dim, blocks, steps, solver, log_det, inverse, lipschitz, fi
     if lipschitz is not None:
         if not 0 < lipschitz < 1:
             raise ValueError(f"Expected lipschitz between 0 and 1; got {lipschitz}.")
-        if field is not None or expansion(solver, 0.0) is None:
+        if field is not None or expansion(solver, 0.0) > 0:
             raise ValueError("Expected an MLPField and a solver of this library with lipschitz; got one of your own.")

@@ -10,7 +10,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from ddnf.flow.bijection import DDNF
-from ddnf.flow.field import MLPField
+from ddnf.flow.field import MLPField, Velocity
 from ddnf.flow.log_det import signed_step
 from ddnf.flow.solver import expansion
 
@@ -77,13 +77,15 @@ def certify(
 
 @eqx.filter_jit
 def _lipschitz(flow: DDNF, condition) -> Float[Array, " K"]:
-    if not isinstance(flow.fields, MLPField) or expansion(flow.solver, 0.0) is None:
+    if not isinstance(flow.fields, MLPField):
         return jnp.full(flow.blocks, jnp.inf)
 
+    lanes = condition if condition is None or condition.ndim == 1 else condition.T
+
     def block(field):
-        if condition is None or condition.ndim == 1:
-            return flow.velocity(field, condition).lipschitz()
-        return jnp.max(flow.velocity(field, condition.T).lipschitz())
+        velocity = flow.velocity(field, lanes)
+        assert isinstance(velocity, Velocity)
+        return jnp.max(velocity.lipschitz())
 
     return expansion(flow.solver, flow.dt * eqx.filter_vmap(block)(flow.fields))
 

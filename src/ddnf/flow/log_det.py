@@ -9,6 +9,8 @@ them is log det(I + X) = tr X - tr X^2 / 2 + tr X^3 / 3 - ...
 
 from abc import abstractmethod
 from collections.abc import Callable
+from functools import reduce
+from operator import add
 
 import equinox as eqx
 import jax
@@ -109,14 +111,17 @@ class Taylor(_Probed):
         0.75
     """
 
-    order: int = 2
-    probes: int | None = None
-    kind: str = "gaussian"
-    key: PRNGKeyArray | None = None
+    order: int
+    probes: int | None
+    kind: str
+    key: PRNGKeyArray | None
 
-    def __check_init__(self):
-        if self.order < 1:
-            raise ValueError(f"Expected order of at least 1; got {self.order}.")
+    def __init__(
+        self, order: int = 2, *, probes: int | None = None, kind: str = "gaussian", key: PRNGKeyArray | None = None
+    ):
+        if order < 1:
+            raise ValueError(f"Expected order of at least 1; got {order}.")
+        self.order, self.probes, self.kind, self.key = order, probes, kind, key
 
     def step(self, solver, velocity, z, *, dt, cell) -> Stepped:
         if self.probes is None:
@@ -146,9 +151,12 @@ class PrintedTaylor(_Probed):
         -0.25
     """
 
-    probes: int | None = None
-    kind: str = "gaussian"
-    key: PRNGKeyArray | None = None
+    probes: int | None
+    kind: str
+    key: PRNGKeyArray | None
+
+    def __init__(self, *, probes: int | None = None, kind: str = "gaussian", key: PRNGKeyArray | None = None):
+        self.probes, self.kind, self.key = probes, kind, key
 
     def step(self, solver, velocity, z, *, dt, cell) -> Stepped:
         if self.probes is None:
@@ -188,16 +196,19 @@ class Divergence(_Probed):
         1.0
     """
 
-    probes: int | None = None
-    kind: str = "gaussian"
-    key: PRNGKeyArray | None = None
+    probes: int | None
+    kind: str
+    key: PRNGKeyArray | None
+
+    def __init__(self, *, probes: int | None = None, kind: str = "gaussian", key: PRNGKeyArray | None = None):
+        self.probes, self.kind, self.key = probes, kind, key
 
     def step(self, solver, velocity, z, *, dt, cell) -> Stepped:
         w = None if self.probes is None else self.draw(z, cell)
 
         def augmented(state):
             v, divergence = _divergence(velocity, state[:-1], w)
-            return jnp.concatenate([v, divergence[None]])
+            return jnp.concatenate([v, jnp.expand_dims(divergence, 0)])
 
         end = solver(augmented, jnp.concatenate([z, jnp.zeros_like(z[:1])]), dt)
         return end[:-1], end[-1]
@@ -224,19 +235,27 @@ class Unbiased(_Probed):
         True
     """
 
-    terms: int = 4
-    keep: float = 0.5
-    probes: int | None = 1
-    kind: str = "gaussian"
-    key: PRNGKeyArray | None = None
+    terms: int
+    keep: float
+    probes: int | None
+    kind: str
+    key: PRNGKeyArray | None
 
-    def __check_init__(self):
-        if self.terms < 1:
-            raise ValueError(f"Expected terms of at least 1; got {self.terms}.")
-        if not 0 < self.keep < 1:
-            raise ValueError(f"Expected keep between 0 and 1; got {self.keep}.")
-        if self.probes is None:
-            raise ValueError("Expected probes of at least 1; got None.")
+    def __init__(
+        self,
+        *,
+        terms: int = 4,
+        keep: float = 0.5,
+        probes: int = 1,
+        kind: str = "gaussian",
+        key: PRNGKeyArray | None = None,
+    ):
+        if terms < 1:
+            raise ValueError(f"Expected terms of at least 1; got {terms}.")
+        if not 0 < keep < 1:
+            raise ValueError(f"Expected keep between 0 and 1; got {keep}.")
+        self.terms, self.keep = terms, keep
+        self.probes, self.kind, self.key = probes, kind, key
 
     @property
     def takes_lanes(self) -> bool:
@@ -295,7 +314,7 @@ def signed_step(
     solver: Solver, velocity: Callable, z: Float[Array, "dim *lanes"], *, dt: float
 ) -> tuple[Float[Array, "dim *lanes"], Float[Array, "*lanes"], Float[Array, "*lanes"]]:
     """One step, with the sign and the logarithm of the absolute determinant of its Jacobian."""
-    if _is_factored(solver, velocity):
+    if isinstance(velocity, fields.Velocity) and solver is euler:
         linear = velocity.linearize(z)
         return z + dt * linear.velocity, *small.slog_det(identity_plus(dt, linear.core()))
     z_next, jacobian = _step_and_jacobian(solver, velocity, z, dt=dt)
@@ -334,8 +353,8 @@ def _step_and_traceable(solver, velocity, z, *, dt):
     return z_next, jacobian - jnp.eye(len(z), dtype=z.dtype)
 
 
-def _trace(columns):
-    return sum(columns[i][i] for i in range(len(columns)))
+def _trace(columns) -> Array:
+    return reduce(add, (columns[i][i] for i in range(len(columns))))
 
 
 def _series(x: Float[Array, "n n *lanes"], order: int) -> Float[Array, "*lanes"]:

@@ -68,7 +68,7 @@ def fit(config: Config, *, progress: bool = True) -> DDNF:
     state, stretches = (arrays, optimizer.init(arrays)), 20
     run = jax.jit(partial(lax.scan, iterate))
     for keys in tqdm(_split(key, config.iterations, stretches), desc=_name(config), disable=not progress):
-        state, values = run(state, keys)
+        state, _ = run(state, keys)
     return eqx.combine(state[0], static)
 
 
@@ -112,7 +112,7 @@ def _name(config: Config) -> str:
 
 
 def main(arguments: list[str] | None = None):
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("results"), help="folder for the results")
     parser.add_argument("--iterations", type=int, default=Config.iterations, help="training steps of each fit")
     parser.add_argument("--resolution", type=int, default=Config.resolution, help="quadrature points for each axis")
