@@ -187,6 +187,8 @@ class DDNF(AbstractBijection):
     def _check_point(self, x, condition):
         if jnp.shape(x) != self.shape:
             raise ValueError(f"Expected input shape {self.shape}; got {jnp.shape(x)}.")
+        if self.cond_shape is not None and condition is None:
+            raise ValueError("Expected condition to be provided; got None.")
         if self.cond_shape is not None and jnp.shape(condition) != self.cond_shape:
             raise ValueError(f"Expected condition.shape {self.cond_shape}; got {jnp.shape(condition)}.")
 

@@ -12,6 +12,7 @@ from jaxtyping import Array, Float
 from ddnf.flow.bijection import DDNF
 from ddnf.flow.field import MLPField, Velocity
 from ddnf.flow.log_det import signed_step
+from ddnf.flow.newton import invert_step
 from ddnf.flow.solver import expansion
 
 Verdict = Literal["proved diffeomorphism", "no fold seen on these points", "folds", "not known"]
@@ -22,22 +23,26 @@ class Certificate(eqx.Module):
 
     Attributes:
         verdict: "proved diffeomorphism" (every step is within a contraction of the identity, for all points),
-            "no fold seen on these points" (all cell determinants there are positive), "folds" (one is not), or
-            "not known" (no proof and no points).
+            "no fold seen on these points" (all cell determinants there are positive, and each cell's exact
+            inverse leads back to them), "folds" (one is not, or does not), or "not known" (no proof, no points).
         min_determinant: the smallest determinant of a cell on the points; NaN without points.
         folded_share: the share of the points' cells whose determinant is not positive.
+        round_trip: the largest distance at which a cell's exact inverse missed the point it started from; NaN
+            where it found none, or without points.
         lipschitz: for each block, a bound on the Lipschitz constant of (step - identity); below 1 proves it.
     """
 
     verdict: Verdict
     min_determinant: float
     folded_share: float
+    round_trip: float
     lipschitz: np.ndarray
 
     def __str__(self):
         return (
             f"{self.verdict}: smallest cell determinant {self.min_determinant:.4g}, "
-            f"folded cells {self.folded_share:.2%}, Lipschitz bound of the steps {self.lipschitz.max():.4g}"
+            f"folded cells {self.folded_share:.2%}, inverse misses by {self.round_trip:.2g}, "
+            f"Lipschitz bound of the steps {self.lipschitz.max():.4g}"
         )
 
 
@@ -62,17 +67,20 @@ def certify(
     """
     _check(flow, x, condition)
     lipschitz = np.asarray(_lipschitz(flow, condition))
-    dets = np.empty(0) if x is None else np.asarray(_determinants(flow, x, condition)).ravel()
-    # A determinant that is not a number is no evidence of an inverse.
+    proved = lipschitz.max() < 1
+    if x is None:
+        nan = float("nan")
+        return Certificate("proved diffeomorphism" if proved else "not known", nan, nan, nan, lipschitz)
+    dets, misses = (np.asarray(a).ravel() for a in _cells(flow, x, condition))
+    # Two points with one image: somewhere between them the map has turned over. What is not a number, a
+    # determinant or an inverse that was not found, is no evidence of an inverse either.
     folded = ~(dets > 0)
-    if folded.any():
+    missed = ~(misses < np.sqrt(np.finfo(misses.dtype).eps) * (1 + np.abs(x).max()))
+    if folded.any() or missed.any():
         verdict = "folds"
-    elif lipschitz.max() < 1:
-        verdict = "proved diffeomorphism"
     else:
-        verdict = "not known" if x is None else "no fold seen on these points"
-    smallest = float(dets.min()) if dets.size else float("nan")
-    return Certificate(verdict, smallest, float(folded.mean()) if dets.size else 0.0, lipschitz)
+        verdict = "proved diffeomorphism" if proved else "no fold seen on these points"
+    return Certificate(verdict, float(dets.min()), float(folded.mean()), float(misses.max()), lipschitz)
 
 
 @eqx.filter_jit
@@ -91,7 +99,8 @@ def _lipschitz(flow: DDNF, condition) -> Float[Array, " K"]:
 
 
 @eqx.filter_jit
-def _determinants(flow: DDNF, x, condition) -> Float[Array, "n K T"]:
+def _cells(flow: DDNF, x, condition) -> tuple[Float[Array, "n K T"], Float[Array, "n K T"]]:
+    """The determinant of every cell on the way of every point, and by how much its inverse misses the point."""
     arrays, static = eqx.partition(flow.fields, eqx.is_array)
 
     def point(x, condition):
@@ -99,8 +108,9 @@ def _determinants(flow: DDNF, x, condition) -> Float[Array, "n K T"]:
             velocity = flow.velocity(eqx.combine(arrays, static), condition)
 
             def cell(z, _):
-                z, sign, log_abs = signed_step(flow.solver, velocity, z, dt=flow.dt)
-                return z, sign * jnp.exp(log_abs)
+                z_next, sign, log_abs = signed_step(flow.solver, velocity, z, dt=flow.dt)
+                back = invert_step(flow.solver, velocity, z_next, dt=flow.dt)
+                return z_next, (sign * jnp.exp(log_abs), jnp.max(jnp.abs(back - z)))
 
             return lax.scan(cell, z, length=flow.steps)
 

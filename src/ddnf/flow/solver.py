@@ -53,7 +53,8 @@ def expansion(solver: Callable, x):
     """Lipschitz bound of (step - identity) for a velocity with dt * Lipschitz constant `x`.
 
     Each stage of an explicit method multiplies in one more power of x: the bound is the truncated series of
-    exp(x) - 1. Below 1 the step is a diffeomorphism (a perturbation of the identity by a contraction). For a solver of one's own no bound is known: infinity.
+    exp(x) - 1. Below 1 the step is a diffeomorphism (a perturbation of the identity by a contraction). For a
+    solver of one's own no bound is known: infinity.
 
     Example:
         >>> expansion(midpoint, 0.5)

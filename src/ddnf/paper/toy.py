@@ -46,7 +46,10 @@ CONFIGS = {
 
 
 def fit(config: Config, *, progress: bool = True) -> DDNF:
-    """Minimizes KL(q|p) by Adam on samples of q, with a learning rate that falls to zero by a cosine."""
+    """Minimizes KL(q|p) by Adam on samples of q, with a learning rate that falls to zero by a cosine.
+
+    For the first fifth of the way the energy is tempered, so that q finds both modes before it narrows.
+    """
     energy = ENERGIES[config.energy]
     key, flow_key = jr.split(jr.key(config.seed))
     flow = DDNF(flow_key, 2, blocks=config.blocks, steps=config.steps, hidden=config.hidden)
@@ -54,18 +57,20 @@ def fit(config: Config, *, progress: bool = True) -> DDNF:
     schedule = optax.cosine_decay_schedule(config.learning_rate, config.iterations)
     optimizer = optax.chain(optax.clip_by_global_norm(10.0), optax.adam(schedule))
 
-    def loss(arrays, key):
+    temper = optax.linear_schedule(0.05, 1.0, config.iterations // 5)
+
+    def loss(arrays, key, count):
         x = jr.normal(key, (config.batch, 2))
         y, log_det = jax.vmap(eqx.combine(arrays, static).transform_and_log_det)(x)
-        return jnp.mean(jax.vmap(energy.potential)(y) - log_det)
+        return jnp.mean(temper(count) * jax.vmap(energy.potential)(y) - log_det)
 
     def iterate(state, key):
-        arrays, memory = state
-        value, gradient = jax.value_and_grad(loss)(arrays, key)
+        arrays, memory, count = state
+        value, gradient = jax.value_and_grad(loss)(arrays, key, count)
         updates, memory = optimizer.update(gradient, memory)
-        return (optax.apply_updates(arrays, updates), memory), value
+        return (optax.apply_updates(arrays, updates), memory, count + 1), value
 
-    state, stretches = (arrays, optimizer.init(arrays)), 20
+    state, stretches = (arrays, optimizer.init(arrays), 0), 20
     run = jax.jit(partial(lax.scan, iterate))
     for keys in tqdm(_split(key, config.iterations, stretches), desc=_name(config), disable=not progress):
         state, _ = run(state, keys)

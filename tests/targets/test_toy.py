@@ -1,0 +1,28 @@
+"""The toy energies have the normalizers that quadrature gives."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+
+from ddnf.inference.diagnostics import plane_grid
+from ddnf.targets.toy import ENERGIES
+
+
+@pytest.mark.parametrize("name", ENERGIES)
+def test_log_normalizer(name):
+    energy = ENERGIES[name]
+    grid, area = plane_grid(energy.bound + 2, 1500)
+    potentials = jax.jit(jax.vmap(energy.potential))(grid.reshape(-1, 2))
+    assert_allclose(jnp.log(jnp.sum(jnp.exp(-potentials)) * area), energy.log_normalizer, atol=1e-6)
+    outside = np.abs(grid.reshape(-1, 2)).max(axis=1) > energy.bound
+    assert jnp.exp(-potentials[outside]).sum() * area < 1e-10
+
+
+def test_formula_of_the_appendix():
+    z = jnp.array([1.3, -0.4])
+    expected = 0.5 * ((1.85 - 4) / 0.4) ** 2 - np.log(
+        np.exp(-0.5 * ((1.3 - 2) / 0.8) ** 2) + np.exp(-0.5 * ((1.3 + 2) / 0.8) ** 2)
+    )
+    assert_allclose(ENERGIES["energy1"].potential(z), expected)

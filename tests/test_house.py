@@ -1,0 +1,55 @@
+"""The house keeps its order: who may import whom, and every public name is documented with an example."""
+
+import ast
+import inspect
+from pathlib import Path
+
+import pytest
+
+import ddnf
+
+SOURCE = Path(ddnf.__file__).parent
+# For each room, the rooms of ours that it must not import.
+FORBIDDEN = {
+    "flow": {"inference", "baselines", "targets", "bridges", "paper", "plot", "cli"},
+    "inference": {"baselines", "bridges", "paper", "cli"},
+    "targets": {"flow", "inference", "baselines", "bridges", "paper", "plot", "cli"},
+    "plot.py": {"flow", "inference", "baselines", "targets", "bridges", "paper", "cli"},
+}
+
+
+def imported_rooms(path: Path) -> set[str]:
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return {name.split(".")[1] for name in names if name.startswith("ddnf.")}
+
+
+@pytest.mark.parametrize("room", FORBIDDEN)
+def test_direction_of_imports(room):
+    place = SOURCE / room
+    for path in [place] if place.suffix else place.rglob("*.py"):
+        assert not imported_rooms(path) & FORBIDDEN[room], path
+
+
+@pytest.mark.parametrize("name", ddnf.__all__)
+def test_public_names_are_documented(name):
+    doc = inspect.getdoc(getattr(ddnf, name))
+    assert doc
+    if name not in ("Certificate", "LogDet", "Path"):
+        assert ">>>" in doc, f"{name} has no example"
+
+
+def test_import_is_light():
+    """What only some users need is not imported with the library."""
+    top = {"matplotlib", "diffrax", "numpyro", "pymc", "sklearn", "tyro", "plotly"}
+    found = set()
+    for path in [SOURCE / "__init__.py", *(SOURCE / "flow").rglob("*.py")]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            found |= {name.split(".")[0] for name in names}
+    assert not found & top
