@@ -141,7 +141,9 @@ class DDNF(AbstractBijection):
         return self._run(_forward, x, condition)
 
     def inverse_and_log_det(self, y, condition=None):
-        return self._run(_inverse if self.inversion == "exact" else _reverse, y, condition)
+        if self.inversion == "reverse":
+            return self._run(_reverse, y, condition)
+        return self._run(_inverse, y, condition, chunk=512)
 
     def reverse_and_log_det(self, y: Array, condition: Array | None = None) -> tuple[Array, Array]:
         """The paper's inverse whatever `inverse` says: the flow with -v, and its own log-determinant."""
@@ -192,13 +194,13 @@ class DDNF(AbstractBijection):
         if self.cond_shape is not None and jnp.shape(condition) != self.cond_shape:
             raise ValueError(f"Expected condition.shape {self.cond_shape}; got {jnp.shape(condition)}.")
 
-    def _run(self, function, x, condition):
+    def _run(self, function, x, condition, chunk=None):
         if not jnp.issubdtype(x.dtype, jnp.floating):
             raise ValueError(f"Expected floating-point input; got {x.dtype}.")
         if self.cond_shape is None:
             condition = None
         if self.takes_lanes:
-            return over_lanes(function, self, x, condition)
+            return over_lanes(function, self, x, condition, chunk=chunk)
         return function(self, x, condition)
 
     @property

@@ -86,10 +86,11 @@ def _invert_jvp(primals, tangents, *, solver, dt):
 
 def _newton(solver, velocity, y, dt):
     """Damped Newton iteration on every lane; a lane stops when its residual is rounding or falls no more."""
-    epsilon = jnp.finfo(y.dtype).eps
 
     def residual_norm(residual):
         return jnp.max(jnp.abs(residual), axis=0)
+
+    rounding = jnp.finfo(y.dtype).eps * (1 + residual_norm(y))
 
     def body(state):
         count, x, direction, damping, norm, _ = state
@@ -102,8 +103,8 @@ def _newton(solver, velocity, y, dt):
         # A full step again after success; half of the failed one otherwise.
         damping = jnp.where(better, 1.0, damping / 2)
         norm = jnp.where(better, candidate_norm, norm)
-        scale = 1 + residual_norm(y)
-        done = (norm <= epsilon * scale / 4) | (damping < 1e-4) | ((damping < 1) & (norm <= 16 * epsilon * scale))
+        # Done at rounding; or near it, when a step has failed to improve; or when no step improves at all.
+        done = (norm <= 2 * rounding) | ((damping < 1) & (norm <= 100 * rounding)) | (damping < 1e-4)
         return count + 1, x, direction, damping, norm, done
 
     def unfinished(state):
@@ -114,8 +115,7 @@ def _newton(solver, velocity, y, dt):
     guess = solver(lambda z: -velocity(z), y, dt)
     start = (0, y, y - guess, jnp.ones(lanes, y.dtype), jnp.full(lanes, jnp.inf, y.dtype), jnp.zeros(lanes, bool))
     _, x, _, _, norm, _ = lax.while_loop(unfinished, body, start)
-    converged = norm <= 1e3 * epsilon * (1 + residual_norm(y))
-    return jnp.where(converged, x, jnp.nan)
+    return jnp.where(norm <= 1e3 * rounding, x, jnp.nan)
 
 
 def _residual_and_solve(solver, velocity, x, y, dt):

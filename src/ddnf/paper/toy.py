@@ -72,8 +72,10 @@ def fit(config: Config, *, progress: bool = True) -> DDNF:
 
     state, stretches = (arrays, optimizer.init(arrays), 0), 20
     run = jax.jit(partial(lax.scan, iterate))
-    for keys in tqdm(_split(key, config.iterations, stretches), desc=_name(config), disable=not progress):
-        state, _ = run(state, keys)
+    bar = tqdm(_split(key, config.iterations, stretches), desc=_name(config), disable=not progress)
+    for keys in bar:
+        state, values = run(state, keys)
+        bar.set_postfix(loss=f"{jnp.mean(values):.3f}")
     return eqx.combine(state[0], static)
 
 
