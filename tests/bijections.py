@@ -29,22 +29,18 @@ BIJECTIONS = {
     "line": _flow(1, hidden=(5,)),
     "deep gelu": _flow(5, hidden=(7, 3, 6), activation="gelu"),
     "rank 8 softplus": _flow(9, hidden=(20, 8, 20), activation="softplus"),
-    "rank 5 swish": _flow(6, hidden=(5,), activation="swish"),
     "rank 18 sin": _flow(20, hidden=(18,), activation="sin", blocks=1),
     "condition": _flow(3, condition_dim=2),
     "condition, rank 2": _flow(4, hidden=(6, 2, 6), condition_dim=3, context_rank=2),
-    "condition, rank 5": _flow(6, hidden=(5,), condition_dim=3, context_rank=1),
+    "condition, rank 5 swish": _flow(
+        6, hidden=(5,), condition_dim=3, context_rank=1, activation="swish", output_scale=0.2
+    ),
     "midpoint": _flow(2, solver=midpoint),
     "rk4, condition": _flow(2, solver=rk4, condition_dim=2),
     "guaranteed": _flow(3, output_scale=5.0, lipschitz=0.8),
-    "guaranteed, condition, rk4": _flow(
-        2, output_scale=5.0, lipschitz=0.8, condition_dim=2, context_rank=1, solver=rk4
-    ),
-    "one cell": _flow(2, blocks=1, steps=1),
+    "guaranteed, condition": _flow(2, output_scale=5.0, lipschitz=0.8, condition_dim=2, context_rank=1),
     "own module": _flow(2, field=TurningField),
     "own function": _flow(3, field=lambda key: lambda z, condition: jnp.sin(z[::-1]) / 2),
-    "segments": _flow(2, steps=7, recompute="segments"),
-    "nothing recomputed": _flow(2, recompute="nothing"),
 }
 
 

@@ -1,5 +1,7 @@
 """Log-determinant rules: orders of convergence, z-scores of estimators, gradients, any field and solver."""
 
+from functools import partial
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -43,11 +45,12 @@ def test_order_of_the_series(name, solver, rule, order):
     dts = np.array([0.02, 0.01, 0.005])
     points = jr.normal(jr.key(5), (20, 4))
 
+    @partial(jax.jit, static_argnums=0)  # dt is a plain number in the flow, too
     def error(dt):
         gaps = jax.vmap(lambda z: step(rule, name, solver, dt, z) - step(Exact(), name, solver, dt, z))(points)
-        return float(jnp.median(jnp.abs(gaps)))
+        return jnp.median(jnp.abs(gaps))
 
-    slope = np.polyfit(np.log(dts), np.log([error(dt) for dt in dts]), 1)[0]
+    slope = np.polyfit(np.log(dts), np.log([error(float(dt)) for dt in dts]), 1)[0]
     assert_allclose(slope, order, atol=0.3)
 
 
@@ -98,7 +101,7 @@ PROBED = {
 
 
 @pytest.mark.parametrize("rule", PROBED)
-@pytest.mark.parametrize(("name", "solver"), [("factored", euler), ("autodiff", euler), ("factored", midpoint)])
+@pytest.mark.parametrize(("name", "solver"), [("factored", euler), ("autodiff", midpoint)])
 def test_estimators_and_their_gradients_are_unbiased(rule, name, solver):
     """The mean over many keys agrees with the rule without probes, in value and in gradient."""
     random, sure = PROBED[rule]
@@ -128,9 +131,8 @@ RULES = {
 }
 
 
-@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
-@pytest.mark.parametrize("solver", [euler, rk4])
-def test_gradients_reach_every_parameter_through_every_rule(rule, solver):
+@pytest.mark.parametrize(("name", "solver"), [*((name, euler) for name in RULES), ("exact", rk4), ("unbiased", rk4)])
+def test_gradients_reach_every_parameter_through_every_rule(name, solver):
     """The log-determinant alone, of a flow with context, under vmap with a key for each sample."""
     flow = DDNF(
         jr.key(0),
@@ -141,7 +143,7 @@ def test_gradients_reach_every_parameter_through_every_rule(rule, solver):
         output_scale=0.5,
         condition_dim=2,
         context_rank=1,
-        log_det=rule,
+        log_det=RULES[name],
         solver=solver,
     )
     x, condition = jr.normal(jr.key(1), (4, 3)), jr.normal(jr.key(2), (4, 2))

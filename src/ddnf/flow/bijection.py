@@ -15,8 +15,7 @@ from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 from ddnf.flow.field import MLPField, Velocity
 from ddnf.flow.lanes import over_lanes
 from ddnf.flow.log_det import Exact, LogDet
-from ddnf.flow.newton import invert_step, warn_unless
-from ddnf.flow.small import SAVED
+from ddnf.flow.newton import SOLUTION, invert_step, warn_unless
 from ddnf.flow.solver import Solver, euler, expansion
 
 Inversion = Literal["exact", "reverse"]
@@ -197,6 +196,8 @@ class DDNF(AbstractBijection):
     def _run(self, function, x, condition, chunk=None):
         if not jnp.issubdtype(x.dtype, jnp.floating):
             raise ValueError(f"Expected floating-point input; got {x.dtype}.")
+        # Points and weights of different precision meet in the higher one.
+        x = x.astype(jnp.result_type(x, *jax.tree.leaves(eqx.filter(self.fields, eqx.is_inexact_array))))
         if self.cond_shape is None:
             condition = None
         if self.takes_lanes:
@@ -277,7 +278,7 @@ def _scan_blocks(block, carry, flow: DDNF, condition, *, reverse: bool = False):
 def _scan_cells(cell, carry, flow: DDNF):
     if flow.recompute == "nothing":
         return lax.scan(cell, carry, jnp.arange(flow.steps))
-    policy = jax.checkpoint_policies.save_only_these_names(SAVED)
+    policy = jax.checkpoint_policies.save_only_these_names(SOLUTION)
     cell = jax.checkpoint(cell, prevent_cse=False, policy=policy)
     if flow.recompute == "cells":
         return lax.scan(cell, carry, jnp.arange(flow.steps))

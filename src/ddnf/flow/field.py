@@ -105,35 +105,35 @@ class Linearization(eqx.Module):
 
     velocity: Float[Array, "dim *lanes"]
     slopes: tuple[Array, ...]
-    flow: "Velocity"
+    field: "Velocity"
 
     def right(self, x: Float[Array, "dim *lanes"]) -> Float[Array, "r *more"]:
         """B x."""
-        for layer, slope in zip(self.flow.layers[: self.flow.narrow], self.slopes, strict=False):
+        for layer, slope in zip(self.field.layers[: self.field.narrow], self.slopes, strict=False):
             x = _times(slope, layer.linear(x))
         return x
 
     def left(self, w: Float[Array, "r *lanes"]) -> Float[Array, "dim *more"]:
         """A w."""
-        narrow = self.flow.narrow
-        for layer, slope in zip(self.flow.layers[narrow:-1], self.slopes[narrow:], strict=True):
+        narrow = self.field.narrow
+        for layer, slope in zip(self.field.layers[narrow:-1], self.slopes[narrow:], strict=True):
             w = _times(slope, layer.linear(w))
-        return self.flow.gain * self.flow.layers[-1].linear(w)
+        return self.field.gain * self.field.layers[-1].linear(w)
 
     def core(self) -> Sequence[Array] | Array:
         """B A, as a sequence (or leading axis) of its r columns."""
-        flow = self.flow
-        if flow.start is None:
-            eye = jnp.eye(flow.layers[flow.narrow].weight.shape[1], dtype=self.velocity.dtype)
+        field = self.field
+        if field.start is None:
+            eye = jnp.eye(field.layers[field.narrow].weight.shape[1], dtype=self.velocity.dtype)
             return jax.vmap(lambda e: self.right(self.left(e)))(eye)
-        columns, after = flow.start, _order(flow)
+        columns, after = field.start, _order(field)
         slope = self._slope_after(after[0])
         for index in after[1:]:
-            columns = _advance(flow.layers[index], slope, columns)
+            columns = _advance(field.layers[index], slope, columns)
             slope = self._slope_after(index)
         if len(columns) > 3 and columns[0].ndim == 1 and slope is not None:
-            return flow.gain * jnp.stack(columns).reshape(len(columns), -1, *[1] * (slope.ndim - 1)) * slope
-        return [flow.gain * (c if slope is None else _times(slope, c)) for c in columns]
+            return field.gain * jnp.stack(columns).reshape(len(columns), -1, *[1] * (slope.ndim - 1)) * slope
+        return [field.gain * (c if slope is None else _times(slope, c)) for c in columns]
 
     def _slope_after(self, index):
         return self.slopes[index] if index < len(self.slopes) else None
@@ -318,13 +318,13 @@ def _start(layers: Sequence[Layer], narrow: int) -> list[Array] | None:
     return [layers[0].linear(c) for c in columns] if narrow == len(layers) - 1 else columns
 
 
-def _order(flow: Velocity) -> list[int]:
+def _order(field: Velocity) -> list[int]:
     """The layers that the core's columns pass: from the cut to the output, then from the input to the cut.
 
     The first of them is the last one that `_start` has taken in.
     """
-    order = [*range(flow.narrow, len(flow.layers)), *range(flow.narrow)]
-    return order[1:] if flow.narrow == len(flow.layers) - 1 else order
+    order = [*range(field.narrow, len(field.layers)), *range(field.narrow)]
+    return order[1:] if field.narrow == len(field.layers) - 1 else order
 
 
 def _advance(layer: Layer, slope: Array | None, columns: list[Array]) -> list[Array]:

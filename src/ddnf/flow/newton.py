@@ -11,6 +11,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 from jax.custom_batching import custom_vmap
 from jaxtyping import Array, Bool, Float
 
@@ -20,6 +21,8 @@ from ddnf.flow.log_det import identity_plus
 from ddnf.flow.solver import Solver, euler
 
 _MOST_ITERATIONS = 100
+# The name under which solutions are kept for the backward pass when all else is computed again.
+SOLUTION = "ddnf inverse"
 
 
 def invert_step(
@@ -76,7 +79,7 @@ def _invert_jvp(primals, tangents, *, solver, dt):
     # step(x; v) = y, so X_x dx = dy - d_v step(x; v)
     ((velocity, y),) = primals
     ((velocity_tangent, y_tangent),) = tangents
-    x = _invert((velocity, y), solver=solver, dt=dt)
+    x = checkpoint_name(_invert((velocity, y), solver=solver, dt=dt), SOLUTION)
     _, moved = eqx.filter_jvp(lambda v: solver(v, x, dt), (velocity,), (velocity_tangent,))
     y_tangent = jnp.zeros_like(y) if y_tangent is None else y_tangent
     moved = jnp.zeros_like(y) if moved is None else moved

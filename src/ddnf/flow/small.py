@@ -14,13 +14,10 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float
 
 LARGEST_CLOSED = 3
 _LARGEST_BY_HALVES = 16
-# The name under which inverses are kept for the backward pass when all else is computed again.
-SAVED = "ddnf inverse"
 
 Rows = Sequence[Sequence[Array]]
 
@@ -96,7 +93,6 @@ def _slog_det_and_inverse_jvp(primals, tangents):
     # d log|det M| = tr(M^-1 dM), d M^-1 = -M^-1 dM M^-1
     (matrix,), (tangent,) = primals, tangents
     sign, log_abs, inv = _slog_det_and_inverse(matrix)
-    inv = checkpoint_name(inv, SAVED)
     change = jnp.sum(jnp.swapaxes(inv, 0, 1) * tangent, axis=(0, 1))
     inv_change = -jnp.einsum("ij...,jk...,kl...->il...", inv, tangent, inv)
     return (sign, log_abs, inv), (jnp.zeros_like(sign), change, inv_change)

@@ -8,11 +8,10 @@ from collections.abc import Callable
 
 from jaxtyping import Array, Float
 
-Velocity = Callable[[Array], Array]
 Solver = Callable[..., Array]
 
 
-def euler(velocity: Velocity, z: Float[Array, "dim *lanes"], dt: float) -> Float[Array, "dim *lanes"]:
+def euler(velocity: Callable, z: Float[Array, "dim *lanes"], dt: float) -> Float[Array, "dim *lanes"]:
     """Euler's step z + dt v(z), Eq. (odeDisc) of the paper; first order.
 
     Example:
@@ -23,7 +22,7 @@ def euler(velocity: Velocity, z: Float[Array, "dim *lanes"], dt: float) -> Float
     return z + dt * velocity(z)
 
 
-def midpoint(velocity: Velocity, z: Float[Array, "dim *lanes"], dt: float) -> Float[Array, "dim *lanes"]:
+def midpoint(velocity: Callable, z: Float[Array, "dim *lanes"], dt: float) -> Float[Array, "dim *lanes"]:
     """The explicit midpoint step z + dt v(z + dt/2 v(z)); second order.
 
     Example:
@@ -34,7 +33,7 @@ def midpoint(velocity: Velocity, z: Float[Array, "dim *lanes"], dt: float) -> Fl
     return z + dt * velocity(z + dt / 2 * velocity(z))
 
 
-def rk4(velocity: Velocity, z: Float[Array, "dim *lanes"], dt: float) -> Float[Array, "dim *lanes"]:
+def rk4(velocity: Callable, z: Float[Array, "dim *lanes"], dt: float) -> Float[Array, "dim *lanes"]:
     """The classical Runge-Kutta step; fourth order.
 
     Example:
