@@ -132,7 +132,7 @@ class Linearization(eqx.Module):
             columns = _advance(field.layers[index], slope, columns)
             slope = self._slope_after(index)
         if len(columns) > 3 and columns[0].ndim == 1 and slope is not None:
-            return field.gain * jnp.stack(columns).reshape(len(columns), -1, *[1] * (slope.ndim - 1)) * slope
+            return field.gain * jnp.einsum("ji,i...->ji...", jnp.stack(columns), slope)
         return [field.gain * (c if slope is None else _times(slope, c)) for c in columns]
 
     def _slope_after(self, index):
