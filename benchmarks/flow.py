@@ -55,6 +55,7 @@ COMPARISONS = (
     ("exact / plain autodiff and LU", dict(dim=40, hidden=(2, 2)), 100, EXACT, None, 1 / 200),
     ("exact / autodiff and LU, recomputed", dict(dim=40, hidden=(2, 2)), 100, EXACT, AutodiffJacobian(), 1 / 200),
     ("exact / one-probe Taylor(2)", dict(dim=40, hidden=(2, 2)), 100, EXACT, ONE_PROBE, 1.0),
+    ("exact / no log-det", dict(dim=40, hidden=(2, 2)), 100, EXACT, Nothing(), 2.0),
     ("exact / no log-det", dict(dim=2, hidden=(2, 2)), 256, EXACT, Nothing(), 2.0),
     ("exact / no log-det", dict(dim=2, hidden=(16, 16)), 256, EXACT, Nothing(), 2.0),
     ("exact / no log-det", dict(dim=40, hidden=(16,)), 256, EXACT, Nothing(), 2.0),
