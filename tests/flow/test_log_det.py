@@ -37,12 +37,13 @@ every_solver = pytest.mark.parametrize("solver", [euler, midpoint, rk4])
 @every_solver
 @pytest.mark.parametrize(
     ("rule", "order"),
-    [(Taylor(1), 2), (Taylor(2), 3), (Taylor(3), 4), (PrintedTaylor(), 2)],
-    ids=["first", "second", "third", "printed"],
+    [(Taylor(1), 2), (Taylor(2), 3), (Taylor(3), 4), (Taylor(4), 5), (PrintedTaylor(), 2)],
+    ids=["first", "second", "third", "fourth", "printed"],
 )
 def test_order_of_the_series(name, solver, rule, order):
     """The error per cell of n terms falls as dt^(n + 1); that of the printed second order only as dt^2."""
-    dts = np.array([0.02, 0.01, 0.005])
+    # The higher the order, the larger the steps at which the error still stands clear of rounding.
+    dts = np.array([4.0, 2.0, 1.0]) * (0.005 if order < 5 else 0.04)
     points = jr.normal(jr.key(5), (20, 4))
 
     @partial(jax.jit, static_argnums=0)  # dt is a plain number in the flow, too
@@ -175,8 +176,7 @@ def test_probes_differ_by_sample_cell_and_flow():
 
 def test_with_key_leaves_the_rest_alone():
     flow = DDNF(jr.key(0), 2)
-    assert with_key(flow, jr.key(1)) is not None
-    assert jax.tree.structure(with_key(flow, jr.key(1))) == jax.tree.structure(flow)
+    assert eqx.tree_equal(with_key(flow, jr.key(1)), flow)
 
 
 def test_a_rule_of_ones_own():
