@@ -28,8 +28,9 @@ def test_random_flows_wherever_the_certificate_does_not_say_folds(hidden, scale)
         assert_allclose(_round_trip(flow, x), x, atol=1e-10)
         in_float32 = jax.tree.map(lambda a: a.astype(jnp.float32) if eqx.is_array(a) else a, flow)
         back = _round_trip(in_float32, x.astype(jnp.float32))
-        # Close to a fold the inverse stretches rounding errors.
-        assert_allclose(back, x, atol=1e-5 / min(1, certificate.min_determinant))
+        # The wildest flows come close to a fold, where the inverse stretches rounding errors.
+        stretch = min(1, certificate.min_determinant) if scale > 2 else 1
+        assert_allclose(back, x, atol=1e-5 / stretch)
     assert unfolded >= 3
 
 
