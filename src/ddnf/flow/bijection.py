@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 from ddnf.flow.field import MLPField, Velocity
 from ddnf.flow.lanes import over_lanes
 from ddnf.flow.log_det import Exact, LogDet
-from ddnf.flow.newton import SOLUTION, invert_step, warn_unless
+from ddnf.flow.newton import SOLUTION, invert_step, solve_transposed, warn_unless
 from ddnf.flow.solver import Solver, euler, expansion
 
 Inversion = Literal["exact", "reverse"]
@@ -161,6 +161,39 @@ class DDNF(AbstractBijection):
         """
         return eqx.tree_at(lambda f: f.log_det, self, log_det, is_leaf=lambda node: isinstance(node, LogDet))
 
+    def with_inverse(self, inverse: Inversion) -> "DDNF":
+        """The same map with another inverse: "exact" or "reverse".
+
+        Example:
+            >>> import jax.random as jr
+            >>> DDNF(jr.key(0), 2, inverse="reverse").with_inverse("exact").inversion
+            'exact'
+        """
+        leaves, structure = jax.tree.flatten(self)
+        other = jax.tree.unflatten(structure, leaves)
+        object.__setattr__(other, "inversion", inverse)
+        return other
+
+    def transform_with_score(
+        self, x: Array, score: Array, condition: Array | None = None
+    ) -> tuple[Float[Array, " dim"], Float[Array, ""], Float[Array, " dim"]]:
+        """Carries a point and the gradient of a log density there to the other side, exactly.
+
+        If `score` is the gradient of log p(x), the score of the carried density is J^-T (score - grad log det).
+        It goes along cell by cell, for the price of the log-determinant's gradient; with it come the path-derivative
+        gradients of `ddnf.fit_posterior`. The log-determinant is the exact one, whatever the flow's rule.
+
+        Example:
+            >>> import jax.numpy as jnp, jax.random as jr
+            >>> flow = DDNF(jr.key(0), 2)
+            >>> x = jnp.array([0.5, -1.0])
+            >>> y, log_det, score = flow.transform_with_score(x, -x)  # a standard normal, carried
+            >>> score.shape
+            (2,)
+        """
+        self._check_point(x, condition)
+        return self.with_log_det(Exact())._run(_with_score, jnp.asarray(x), jnp.asarray(score), condition)
+
     def path(self, x: Array, condition: Array | None = None) -> tuple[Float[Array, " dim"], Path]:
         """The end of a point's way through the flow, and the way itself, with leading axes (K, T).
 
@@ -193,16 +226,17 @@ class DDNF(AbstractBijection):
         if self.cond_shape is not None and jnp.shape(condition) != self.cond_shape:
             raise ValueError(f"Expected condition.shape {self.cond_shape}; got {jnp.shape(condition)}.")
 
-    def _run(self, function, x, condition, chunk=None):
+    def _run(self, function, x, *others, chunk=None):
         if not jnp.issubdtype(x.dtype, jnp.floating):
             raise ValueError(f"Expected floating-point input; got {x.dtype}.")
         # Points and weights of different precision meet in the higher one.
         x = x.astype(jnp.result_type(x, *jax.tree.leaves(eqx.filter(self.fields, eqx.is_inexact_array))))
+        *others, condition = others
         if self.cond_shape is None:
             condition = None
         if self.takes_lanes:
-            return over_lanes(function, self, x, condition, chunk=chunk)
-        return function(self, x, condition)
+            return over_lanes(function, self, x, *others, condition, chunk=chunk)
+        return function(self, x, *others, condition)
 
     @property
     def takes_lanes(self) -> bool:
@@ -220,6 +254,22 @@ def _forward(flow: DDNF, x, condition):
         return _scan_cells(cell, carry, flow)
 
     return _scan_blocks(block, (x, jnp.zeros(x.shape[1:], x.dtype)), flow, condition)[0]
+
+
+def _with_score(flow: DDNF, x, score, condition):
+    def block(carry, velocity, _):
+        def cell(carry, _):
+            z, score, log_det = carry
+            (z_next, change), pull = jax.vjp(lambda z: Exact().step(flow.solver, velocity, z, dt=flow.dt, cell=0), z)
+            (gradient,) = pull((jnp.zeros_like(z), jnp.ones_like(change)))
+            score = solve_transposed(flow.solver, velocity, z, score - gradient, dt=flow.dt)
+            return (z_next, score, log_det + change), None
+
+        return lax.scan(cell, carry, None, length=flow.steps)
+
+    start = x, score.astype(x.dtype), jnp.zeros(x.shape[1:], x.dtype)
+    (y, score, log_det), _ = _scan_blocks(block, start, flow, condition)
+    return y, log_det, score
 
 
 def _path(flow: DDNF, x, condition):

@@ -43,6 +43,20 @@ def invert_step(
     return _invert((velocity, y), solver=solver, dt=dt)
 
 
+def solve_transposed(
+    solver: Solver, velocity: Callable, x: Float[Array, "dim *lanes"], u: Float[Array, "dim *lanes"], *, dt: float
+) -> Float[Array, "dim *lanes"]:
+    """X^-T u with the Jacobian X of the step at x: how covectors, such as scores, go through the step.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> solve_transposed(euler, lambda z: z, jnp.ones(1), jnp.array([3.0]), dt=0.5).tolist()
+        [2.0]
+    """
+    _, solve = _residual_and_solve(solver, velocity, x, x, dt)
+    return jax.linear_transpose(solve, u)(u)[0]
+
+
 def warn_unless(found: Bool[Array, ""]) -> None:
     """Warns, when the computation runs, that an inverse was not found; under `vmap` once for the batch."""
     _warn_unless(lax.stop_gradient(found))

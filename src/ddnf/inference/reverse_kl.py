@@ -1,0 +1,136 @@
+"""KL(q|p) from draws of q, in coordinates in which p is standardized."""
+
+from collections.abc import Callable
+from typing import Literal
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+from flowjax.bijections import AbstractBijection, Affine, Chain, TriangularAffine
+from jax import lax
+from jaxtyping import Array, Float, PyTree
+
+from ddnf.flow.bijection import DDNF
+from ddnf.flow.log_det import Exact, with_key
+from ddnf.flow.score import carries_score, carry_score
+from ddnf.inference.train import Draw
+
+End = Literal["full", "diagonal"]
+Gradient = Literal["path", "total"]
+
+
+class Whitening(eqx.Module):
+    """z = mean + scale u: the affine map that standardizes the target; `scale` is triangular, or a vector.
+
+    It stays fixed while the flow and its affine end are trained in u, where all parameters have size 1, and is
+    merged into the end afterwards.
+    """
+
+    mean: Float[Array, " dim"]
+    scale: Float[Array, "dim *dim"]
+
+    def __call__(self, u: Float[Array, " dim"]) -> Float[Array, " dim"]:
+        return self.mean + (self.scale @ u if self.scale.ndim == 2 else self.scale * u)
+
+    @property
+    def log_det(self) -> Float[Array, ""]:
+        return jnp.sum(jnp.log(jnp.diag(self.scale) if self.scale.ndim == 2 else self.scale))
+
+    def end(self) -> AbstractBijection:
+        """The affine end of a flow, as the identity."""
+        zero = jnp.zeros_like(self.mean)
+        if self.scale.ndim == 2:
+            return TriangularAffine(zero, jnp.eye(len(zero), dtype=zero.dtype))
+        return Affine(zero, jnp.ones_like(zero))
+
+    def merge(self, flow: Chain) -> Chain:
+        """The chain of a flow and an end of this kind, with the whitening taken into the end."""
+        import paramax
+
+        *parts, end = paramax.unwrap(flow).bijections
+        mean = self(end.loc)
+        if self.scale.ndim == 2:
+            assert isinstance(end, TriangularAffine)
+            return Chain([*flow.bijections[:-1], TriangularAffine(mean, self.scale @ end.triangular)])
+        assert isinstance(end, Affine)
+        return Chain([*flow.bijections[:-1], Affine(mean, self.scale * end.scale)])
+
+
+def whitening(mean: Float[np.ndarray, " dim"], scale: Float[np.ndarray, "dim dim"], end: End) -> Whitening:
+    """The whitening by a Gaussian."""
+    dtype = jnp.result_type(float)
+    factor = scale if end == "full" else np.sqrt(np.sum(scale**2, axis=1))
+    return Whitening(jnp.asarray(mean, dtype), jnp.asarray(factor, dtype))
+
+
+class ReverseKL(eqx.Module):
+    """The loss of a step: E_q[log q - log p] over `batch` draws, up to the unknown log Z of the target.
+
+    With ``gradient="path"`` the gradient goes through the draws only: log q's own dependence on the parameters, whose
+    expectation is zero, is left out (Roeder, Wu and Duvenaud, 2017; Vaitl et al., 2022). Its variance vanishes where q = p.
+    The score of q is carried along with the draws (see `ddnf.flow.score`).
+
+    `temper` steps long the target is warmed up; the value returned is that of the target as it is.
+    """
+
+    log_density: Callable = eqx.field(static=True)
+    whitening: Whitening | None
+    regularizer: Callable | None = eqx.field(static=True)
+    batch: int = eqx.field(static=True)
+    gradient: Gradient = eqx.field(static=True)
+    temper: int = eqx.field(static=True)
+
+    def __call__(self, flow: AbstractBijection, draw: Draw) -> Float[Array, ""]:
+        x = jr.normal(draw.key, (self.batch, *flow.shape))
+        keys = jr.split(jr.fold_in(draw.key, 1), self.batch)
+        log_q = jax.vmap(lambda x: -jnp.sum(x**2) / 2)(x) - len(flow.shape) * flow.shape[0] / 2 * jnp.log(2 * jnp.pi)
+        warmth = jnp.minimum(1.0, 0.05 + (draw.step + 1) / max(1, self.temper)) if self.temper else 1.0
+        if self.gradient == "path":
+            value, surrogate = self._path(flow, x, log_q, warmth)
+        else:
+            u, log_det = jax.vmap(lambda x, key: with_key(flow, key).transform_and_log_det(x))(x, keys)
+            log_p = jax.vmap(self._whitened)(u)
+            value = jnp.mean(log_q - log_det - log_p)
+            surrogate = jnp.mean(-log_det - warmth * log_p)
+        if self.regularizer is not None:
+            inner = flow if self.whitening is None else flow.bijections[0]
+            surrogate = surrogate + jnp.mean(jax.vmap(lambda x: self.regularizer(inner, x))(x))
+        return lax.stop_gradient(value - surrogate) + surrogate
+
+    def _whitened(self, u):
+        if self.whitening is None:
+            return self.log_density(u)
+        return self.log_density(self.whitening(u)) + self.whitening.log_det
+
+    def _path(self, flow, x, log_q, warmth):
+        frozen = jax.tree.map(lambda a: lax.stop_gradient(a) if eqx.is_array(a) else a, flow)
+        u, log_det, score_q = jax.vmap(lambda x: carry_score(frozen, x, -x))(x)
+        log_p, score_p = jax.vmap(jax.value_and_grad(self._whitened))(u)
+        slope = lax.stop_gradient(score_q - warmth * score_p)
+        moved = jax.vmap(flow.transform)(x)
+        return jnp.mean(log_q - log_det - log_p), jnp.mean(jnp.sum(slope * moved, axis=-1))
+
+
+def best_gradient(flow: AbstractBijection) -> Gradient:
+    """The path gradient wherever the flow carries scores and has the exact log-determinant."""
+    return "path" if carries_score(flow) and all(isinstance(f.log_det, Exact) for f in flows(flow)) else "total"
+
+
+def flows(tree: PyTree) -> list[DDNF]:
+    """All DDNFs in a pytree."""
+    leaves = jax.tree.leaves(tree, is_leaf=lambda node: isinstance(node, DDNF))
+    return [leaf for leaf in leaves if isinstance(leaf, DDNF)]
+
+
+def exactly(tree: PyTree) -> PyTree:
+    """The same maps with the exact log-determinant and inverse, whatever they were trained with."""
+
+    def exact(node):
+        if not isinstance(node, DDNF):
+            return node
+        node = node.with_log_det(Exact())
+        return node if node.inversion == "exact" else node.with_inverse("exact")
+
+    return jax.tree.map(exact, tree, is_leaf=lambda node: isinstance(node, DDNF))

@@ -1,0 +1,270 @@
+"""One optimisation loop for everything: scanned, resumable, proof against NaN, with a bar. Knows nothing of flows."""
+
+import time
+import warnings
+from collections.abc import Callable
+from os import PathLike
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import optax
+import paramax
+from jax import lax
+from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree, Scalar
+from tqdm.auto import tqdm
+
+from ddnf.inference.checkpoint import Checkpoints, fingerprint
+
+
+class Draw(NamedTuple):
+    """What a step's loss is computed from, besides the parameters."""
+
+    key: PRNGKeyArray
+    step: Int[Array, ""]
+    rows: PyTree
+
+
+class Fit(NamedTuple):
+    """What came out of `fit`.
+
+    Attributes:
+        parameters: the best by the validation value (the last, where there is none).
+        losses: mean training loss of each stretch.
+        values: the validation value after each stretch.
+        steps: steps taken, skipped ones included.
+        skipped: steps whose loss or gradient was not finite; they changed nothing.
+        reason: "finished", "stopped early" or "too many steps were not finite".
+    """
+
+    parameters: PyTree
+    losses: Float[np.ndarray, " n"]
+    values: Float[np.ndarray, " n"]
+    steps: int
+    skipped: int
+    reason: str
+
+
+class State(eqx.Module):
+    """All that a run is: arrays only, so that it can be written down and taken up again, bit for bit."""
+
+    parameters: PyTree
+    memory: PyTree
+    best: PyTree
+    best_value: Float[Array, ""]
+    stretch: Int[Array, ""]
+    skipped: Int[Array, ""]
+    waited: Int[Array, ""]
+    bad: Float[Array, ""]
+    losses: Float[Array, " n"]
+    values: Float[Array, " n"]
+
+
+def adam(learning_rate: float, steps: int, *, clip: float = 10.0, warmup: float = 0.02) -> optax.GradientTransformation:
+    """Adam with a short warm-up, a cosine down to nearly nothing, and clipped gradients.
+
+    Example:
+        >>> optimizer = adam(1e-2, 1000)
+    """
+    schedule = optax.warmup_cosine_decay_schedule(
+        0.1 * learning_rate, learning_rate, max(1, int(warmup * steps)), max(2, steps), 1e-3 * learning_rate
+    )
+    return optax.chain(optax.clip_by_global_norm(clip), optax.adam(schedule))
+
+
+def fit(
+    key: PRNGKeyArray,
+    parameters: PyTree,
+    loss: Callable[[PyTree, Draw], Scalar],
+    *,
+    steps: int,
+    optimizer: optax.GradientTransformation,
+    data: PyTree = None,
+    batch: int = 256,
+    validate: Callable[[PyTree, PyTree], Scalar] | None = None,
+    held_out: PyTree = None,
+    stretch: int = 100,
+    patience: int | None = None,
+    checkpoint: str | PathLike | None = None,
+    checkpoint_seconds: float = 30.0,
+    progress: bool = True,
+    description: str = "fit",
+) -> Fit:
+    """Minimizes `loss(parameters, draw)` with optax, in compiled stretches of many steps.
+
+    Between stretches, and only there, the host looks: it moves the bar, compares validation values, writes a
+    checkpoint, and stops early or after too many steps without a finite gradient. A run that is killed and
+    started again with the same arguments and `checkpoint` ends with the same parameters, bit for bit.
+
+    Args:
+        key: random key; each step gets a key of its own.
+        parameters: any pytree; its floating-point arrays are trained (those under `paramax.NonTrainable` not).
+        loss: the loss of a step from the parameters and a `Draw` (key, step, rows of the data).
+        steps: number of steps.
+        optimizer: any optax optimizer.
+        data: pytree of arrays with a common leading axis; each step sees `batch` rows, by random permutations.
+        validate: value to be minimized, from the parameters and `held_out`, looked at after each stretch; picks the
+            parameters to return.
+        stretch: steps between two looks of the host.
+        patience: stop after so many stretches without a better validation value.
+        checkpoint: folder for checkpoints (needs orbax-checkpoint); a run found there is resumed.
+        checkpoint_seconds: time between checkpoints.
+        progress: whether to show a bar.
+
+    Example:
+        >>> import jax.numpy as jnp, jax.random as jr, optax
+        >>> result = fit(jr.key(0), jnp.ones(3), lambda x, draw: jnp.sum(x**2), steps=200,
+        ...              optimizer=optax.sgd(0.1), progress=False)
+        >>> bool(jnp.max(jnp.abs(result.parameters)) < 1e-6)
+        True
+    """
+    _check(steps, stretch, batch, patience, data)
+    stretch = min(stretch, steps)
+    arrays, static = eqx.partition(parameters, eqx.is_inexact_array, is_leaf=_is_frozen)
+    state = _start(arrays, optimizer, -(-steps // stretch))
+    run = _Stretch(loss, optimizer, validate, stretch, batch, steps)
+    # The whole is drawn anew for each stretch from its number, so nothing random needs to be stored.
+    mark = fingerprint((jr.key_data(key), arrays, data, held_out), steps, stretch, batch)
+    with Checkpoints(checkpoint, checkpoint_seconds, mark) as saved:
+        state = saved.restore(state)
+        bar = tqdm(total=steps, initial=_done(state, stretch, steps), desc=description, disable=not progress)
+        with bar:
+            reason = _reason(state, stretch, steps, patience)
+            while reason is None:
+                began = time.perf_counter()
+                state = jax.block_until_ready(_run(run, state, static, data, held_out, key))
+                _show(bar, state, run, time.perf_counter() - began)
+                reason = _reason(state, stretch, steps, patience)
+                saved.save(state, last=reason is not None)
+    skipped, taken = int(state.skipped), _done(state, stretch, steps)
+    _warn(skipped, taken, reason, loss)
+    done = int(state.stretch)
+    losses, values = np.asarray(state.losses)[:done], np.asarray(state.values)[:done]
+    return Fit(eqx.combine(state.best, static), losses, values, taken, skipped, reason)
+
+
+class _Stretch(NamedTuple):
+    """What stays the same in all stretches of a run: static for the compiler."""
+
+    loss: Callable
+    optimizer: optax.GradientTransformation
+    validate: Callable | None
+    length: int
+    batch: int
+    steps: int
+
+
+@eqx.filter_jit
+def _run(run: _Stretch, state: State, static: PyTree, data: PyTree, held_out: PyTree, key: PRNGKeyArray) -> State:
+    def loss(arrays, draw):
+        return run.loss(eqx.combine(arrays, static), draw)
+
+    def iterate(carry, inputs):
+        step, key, index = inputs
+        arrays, memory = carry
+        draw = Draw(key, step, jax.tree.map(lambda a: a[index], data))
+        value, gradient = jax.value_and_grad(loss)(arrays, draw)
+        updates, new_memory = run.optimizer.update(gradient, memory, arrays)
+        new = optax.apply_updates(arrays, updates), new_memory
+        finite = jnp.isfinite(value + optax.tree.norm(gradient) + optax.tree.norm(updates))
+        within = step < run.steps
+        carry = jax.tree.map(lambda a, b: jnp.where(finite & within, a, b), new, carry)
+        return carry, (jnp.where(finite & within, value, 0.0), finite & within, within)
+
+    step_key, row_key = jr.split(jr.fold_in(key, state.stretch))
+    steps = state.stretch * run.length + jnp.arange(run.length)
+    inputs = steps, jr.split(step_key, run.length), _rows(row_key, data, run.length, run.batch)
+    carry = state.parameters, state.memory
+    (arrays, memory), (losses, finite, within) = lax.scan(iterate, carry, inputs)
+    mean = jnp.sum(losses) / jnp.sum(finite)
+    value = mean if run.validate is None else run.validate(eqx.combine(arrays, static), held_out)
+    # Without validation the last parameters count; NaN compares as no better.
+    better = jnp.isfinite(mean) if run.validate is None else value < state.best_value
+    missed = jnp.sum(within) - jnp.sum(finite)
+    return State(
+        arrays,
+        memory,
+        jax.tree.map(lambda a, b: jnp.where(better, a, b), arrays, state.best),
+        jnp.where(better, value, state.best_value).astype(state.best_value.dtype),
+        state.stretch + 1,
+        state.skipped + missed,
+        jnp.where(better, 0, state.waited + 1),
+        (missed / jnp.sum(within)).astype(state.bad.dtype),
+        state.losses.at[state.stretch].set(mean.astype(state.losses.dtype)),
+        state.values.at[state.stretch].set(value.astype(state.values.dtype)),
+    )
+
+
+def _rows(key, data, length, batch):
+    """Row numbers for each step of a stretch, from as many permutations as it takes: all rows are seen equally."""
+    if data is None:
+        return None
+    count = jax.tree.leaves(data)[0].shape[0]
+    batch = min(batch, count)
+    keys = jr.split(key, -(-length * batch // count))
+    rows = jax.vmap(lambda key: jr.permutation(key, count))(keys)
+    return rows.reshape(-1)[: length * batch].reshape(length, batch)
+
+
+def _start(arrays, optimizer, stretches):
+    dtype = jnp.result_type(float)
+    unknown = jnp.full(stretches, jnp.nan, dtype)
+    zero = jnp.zeros((), jnp.int32)
+    infinite, none = jnp.array(jnp.inf, dtype), jnp.zeros((), dtype)
+    return State(arrays, optimizer.init(arrays), arrays, infinite, zero, zero, zero, none, unknown, unknown)
+
+
+def _done(state, stretch, steps):
+    return min(int(state.stretch) * stretch, steps)
+
+
+def _reason(state, stretch, steps, patience) -> str | None:
+    """Why a run ends here, or None if it goes on."""
+    if int(state.stretch) > 0 and float(state.bad) > 0.5:
+        return "too many steps were not finite"
+    if _done(state, stretch, steps) == steps:
+        return "finished"
+    if patience is not None and int(state.waited) >= patience:
+        return "stopped early"
+    return None
+
+
+def _show(bar, state, run, seconds):
+    bar.update(_done(state, run.length, run.steps) - bar.n)
+    last = int(state.stretch) - 1
+    shown = dict(loss=f"{float(state.losses[last]):.4g}", steps_per_s=f"{run.length / seconds:.0f}")
+    if run.validate is not None:
+        shown |= dict(best=f"{float(state.best_value):.4g}")
+    bar.set_postfix(shown)
+
+
+def _warn(skipped, taken, reason, loss):
+    if reason == "too many steps were not finite":
+        warnings.warn(
+            f"Training stopped after {taken} steps, {skipped} of which gave a loss or gradient that is not finite; "
+            "the best parameters so far are returned. Try a smaller learning rate, float64, or a loss that is finite.",
+            RuntimeWarning,
+            stacklevel=4,
+        )
+    elif skipped:
+        warnings.warn(
+            f"{skipped} of {taken} steps gave a loss or gradient that is not finite, and were skipped.",
+            RuntimeWarning,
+            stacklevel=4,
+        )
+
+
+def _check(steps, stretch, batch, patience, data):
+    for name, value in dict(steps=steps, stretch=stretch, batch=batch, patience=patience).items():
+        if value is not None and value < 1:
+            raise ValueError(f"Expected {name} to be at least 1; got {value}.")
+    lengths = {np.shape(leaf)[:1] for leaf in jax.tree.leaves(data)}
+    if len(lengths) > 1 or lengths & {(), (0,)}:
+        raise ValueError(f"Expected data with one common number of rows, at least 1; got {sorted(lengths)}.")
+
+
+def _is_frozen(leaf):
+    return isinstance(leaf, paramax.NonTrainable)
