@@ -6,26 +6,51 @@ from ddnf.flow.field import MLPField
 from ddnf.flow.log_det import Divergence, Exact, LogDet, PrintedTaylor, Taylor, Unbiased, with_key
 from ddnf.flow.regularizer import geodesic, inverse_consistency, sobolev
 from ddnf.flow.solver import euler, midpoint, rk4
+from ddnf.inference.density import Density, fit_density
+from ddnf.inference.models import load
+from ddnf.inference.posterior import Posterior, fit_posterior
+from ddnf.inference.target import Target
 
 __version__ = "0.1.0"
 
 __all__ = [
     "DDNF",
     "Certificate",
+    "Density",
     "Divergence",
     "Exact",
     "LogDet",
     "MLPField",
     "Path",
+    "Posterior",
     "PrintedTaylor",
+    "Target",
     "Taylor",
     "Unbiased",
     "certify",
     "euler",
+    "fit_density",
+    "fit_posterior",
+    "from_numpyro",
+    "from_pymc",
     "geodesic",
     "inverse_consistency",
+    "load",
     "midpoint",
     "rk4",
     "sobolev",
     "with_key",
 ]
+
+
+def __getattr__(name: str):
+    """The bridges, imported when first asked for: each needs a library of its own."""
+    if name == "from_numpyro":
+        from ddnf.bridges.numpyro import from_numpyro
+
+        return from_numpyro
+    if name == "from_pymc":
+        from ddnf.bridges.pymc import from_pymc
+
+        return from_pymc
+    raise AttributeError(f"module 'ddnf' has no attribute {name!r}")

@@ -21,7 +21,8 @@ from numpy.testing import assert_array_equal
 import ddnf
 from ddnf import DDNF, Divergence, Exact, PrintedTaylor, Taylor, Unbiased
 from ddnf.inference import storage
-from ddnf.inference.storage import describe, pack, read, rebuild, unpack, write
+from ddnf.inference.description import describe, rebuild
+from ddnf.inference.storage import pack, read, unpack, write
 from tests.bijections import BIJECTIONS as FLOWS
 from tests.bijections import TurningField
 

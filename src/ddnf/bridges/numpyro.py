@@ -1,25 +1,34 @@
 """NumPyro: its models as targets, and a guide for its SVI."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import jax.random as jr
+from flowjax.bijections import AbstractBijection, Affine, Chain, TriangularAffine
+from flowjax.distributions import StandardNormal, Transformed
 from jax.flatten_util import ravel_pytree
 
+from ddnf.flow.bijection import DDNF
+from ddnf.inference.posterior import default_flow
 from ddnf.inference.target import Target
 from ddnf.optional import require
 
 numpyro = require("numpyro", "numpyro")
-util = require("numpyro.infer.util", "numpyro")
+glue = require("flowjax.experimental.numpyro", "numpyro")
+handlers, infer, util = numpyro.handlers, numpyro.infer, numpyro.infer.util
 
 
 def from_numpyro(model: Callable, *args: Any, **kwargs: Any) -> Target:
     """The posterior of a NumPyro model, given the arguments of the model.
 
     The density is that of the unconstrained parameters, with all Jacobians; draws come back as a dict of the
-    constrained ones, deterministic sites included.
+    constrained ones, deterministic sites included. Sites of `numpyro.param` stay at their initial values.
+
+    Args:
+        model: a function with NumPyro's primitives; its sites are continuous or observed, its data not subsampled.
+        args, kwargs: what it is called with.
 
     Example:
         >>> import jax.numpy as jnp, numpyro, numpyro.distributions as dist
@@ -32,11 +41,14 @@ def from_numpyro(model: Callable, *args: Any, **kwargs: Any) -> Target:
         >>> list(target.constrain(jnp.zeros(1)))
         ['scale']
     """
-    discrete: list[str] = []
+    faults = []
 
     def prototype(key):
+        seeded = handlers.substitute(handlers.seed(model, key), substitute_fn=infer.init_to_uniform)
+        faults.extend(filter(None, map(_fault, handlers.trace(seeded).get_trace(*args, **kwargs).values())))
+        if faults:
+            return {}
         info = util.initialize_model(key, model, model_args=args, model_kwargs=kwargs, validate_grad=False)
-        discrete.extend(name for name, site in info.model_trace.items() if _is_discrete(site))
         return info.param_info.z
 
     # Shapes are all that is needed: nothing is compiled or run here.
@@ -46,11 +58,11 @@ def from_numpyro(model: Callable, *args: Any, **kwargs: Any) -> Target:
         first = (str(error).strip().splitlines() or [""])[0]
         message = f"Expected a NumPyro model that runs on the arguments; it raised {type(error).__name__}: {first}"
         raise ValueError(message) from error
-    if discrete or not shapes:
-        got = f"discrete {', '.join(discrete)}: sum them out" if discrete else "no parameters"
-        raise ValueError(f"Expected a NumPyro model with continuous parameters; got {got}.")
+    if not shapes:
+        got = ", ".join(faults) or "no parameters"
+        raise ValueError(f"Expected a NumPyro model with continuous parameters and all of its data; got {got}.")
     flat, unravel = ravel_pytree(jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes))
-    seeded = numpyro.handlers.seed(model, jr.key(0))
+    seeded = handlers.seed(model, jr.key(0))
 
     def log_density(z):
         return -util.potential_energy(seeded, args, kwargs, unravel(z.astype(flat.dtype)))
@@ -61,5 +73,87 @@ def from_numpyro(model: Callable, *args: Any, **kwargs: Any) -> Target:
     return Target(log_density, int(flat.size), constrain=constrain)
 
 
-def _is_discrete(site) -> bool:
-    return site["type"] == "sample" and not site["is_observed"] and site["fn"].support.is_discrete
+class AutoDDNF(infer.autoguide.AutoContinuous):
+    """A NumPyro guide: a standard normal through a flow and then an affine map, in the unconstrained space.
+
+    Works with `SVI`, `Predictive` and `NeuTraReparam` as NumPyro's own guides do. The affine map is triangular up to 128
+    dimensions, diagonal above. Let the learning rate decay, as here: else the last steps' noise stays in the fit.
+
+    Args:
+        model: a NumPyro model with continuous latent sites.
+        flow: a bijection (dim,) -> (dim,) to be trained instead of the default for this dimension.
+        blocks, steps, hidden, activation: of the `DDNF` where no flow is given; None for those of the default.
+        prefix, init_loc_fn, init_scale: as in NumPyro's guides: names, first location, and first deviation.
+
+    Example:
+        >>> import jax.random as jr, numpyro, numpyro.distributions as dist, optax
+        >>> def model():
+        ...     numpyro.sample("scale", dist.HalfNormal(1.0))
+        >>> guide = AutoDDNF(model)
+        >>> adam = optax.adam(optax.cosine_decay_schedule(2e-2, 50))
+        >>> svi = numpyro.infer.SVI(model, guide, adam, numpyro.infer.Trace_ELBO(num_particles=16))
+        >>> params = svi.run(jr.key(0), 50, progress_bar=False).params
+        >>> guide.sample_posterior(jr.key(1), params, sample_shape=(5,))["scale"].shape
+        (5,)
+    """
+
+    def __init__(
+        self,
+        model: Callable,
+        *,
+        flow: AbstractBijection | None = None,
+        blocks: int | None = None,
+        steps: int | None = None,
+        hidden: Sequence[int] | None = None,
+        activation: str | None = None,
+        prefix: str = "auto",
+        init_loc_fn: Callable = infer.init_to_uniform,
+        init_scale: float = 0.1,
+    ):
+        if not init_scale > 0:
+            raise ValueError(f"Expected a positive init_scale; got {init_scale}.")
+        if flow is not None and not isinstance(flow, AbstractBijection):
+            raise ValueError(f"Expected flow to be a FlowJAX bijection such as ddnf.DDNF; got {type(flow).__name__}.")
+        super().__init__(model, prefix=prefix, init_loc_fn=init_loc_fn)
+        self._flow, self._init_scale = flow, init_scale
+        given = dict(blocks=blocks, steps=steps, hidden=hidden, activation=activation)
+        self._options = {name: value for name, value in given.items() if value is not None}
+
+    def _setup_prototype(self, *args, **kwargs):
+        super()._setup_prototype(*args, **kwargs)
+        loc, dim = self._init_latent, self.latent_dim
+        flow = _flow(numpyro.prng_key(), dim, self._options) if self._flow is None else self._flow
+        if flow.shape != (dim,) or flow.cond_shape is not None:
+            raise ValueError(f"Expected a flow of shape ({dim},) without condition; got {flow.shape}.")
+        full = dim <= 128
+        scale = self._init_scale * (jnp.eye(dim) if full else jnp.ones(dim))
+        self._bijection = Chain([flow, TriangularAffine(loc, scale) if full else Affine(loc, scale)])
+
+    def _get_posterior(self):
+        bijection = glue.register_params(f"{self.prefix}_flow", self._bijection)
+        # NumPyro's own base, since FlowJAX's takes no keys of the old kind.
+        transforms = glue.distribution_to_numpyro(Transformed(StandardNormal(bijection.shape), bijection)).transforms
+        return numpyro.distributions.TransformedDistribution(self.get_base_dist(), transforms)
+
+    def get_base_dist(self):
+        return numpyro.distributions.Normal(jnp.zeros(self.latent_dim), 1.0).to_event(1)
+
+    def median(self, params):
+        return self.quantiles(params, [0.5])
+
+    def quantiles(self, params, quantiles):
+        raise NotImplementedError("AutoDDNF has no quantiles in closed form: take those of sample_posterior's draws.")
+
+
+def _flow(key, dim, options) -> DDNF:
+    flow = default_flow(key, dim)
+    hidden = tuple(bias.shape[-1] for bias in flow.fields.biases[:-1])
+    default = dict(blocks=flow.blocks, steps=flow.steps, hidden=hidden, activation=flow.fields.activation)
+    return DDNF(key, dim, **(default | options)) if options else flow
+
+
+def _fault(site) -> str | None:
+    if site["type"] == "sample" and not site["is_observed"] and site["fn"].support.is_discrete:
+        return f"discrete {site['name']}: sum it out"
+    if site["type"] == "plate" and site["args"][1] not in (None, site["args"][0]):
+        return f"a subsample in {site['name']}: drop its subsample_size"

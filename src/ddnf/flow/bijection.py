@@ -105,22 +105,20 @@ class DDNF(AbstractBijection):
         lipschitz: float | None = None,
         recompute: Recompute = "cells",
     ):
-        def mlp(key):
-            return MLPField(
-                key,
-                dim,
-                hidden=tuple(hidden),
-                condition_dim=condition_dim,
-                activation=activation,
-                context_rank=context_rank,
-                output_scale=output_scale,
-            )
-
+        mlp = eqx.Partial(
+            MLPField,
+            dim=dim,
+            hidden=tuple(hidden),
+            condition_dim=condition_dim,
+            activation=activation,
+            context_rank=context_rank,
+            output_scale=output_scale,
+        )
         log_det = Exact() if log_det is None else log_det
         _check_arguments(dim, blocks, steps, solver, log_det, inverse, lipschitz, field, recompute)
         if field is None:
             jax.eval_shape(mlp, key)  # complains of bad sizes before anything is traced
-        self.fields = eqx.filter_vmap(mlp if field is None else field)(jr.split(key, blocks))
+        self.fields = _stack(mlp if field is None else field, key, blocks)
         self.log_det = log_det
         self.shape = (dim,)
         self.cond_shape = None if condition_dim is None else (condition_dim,)
@@ -242,6 +240,12 @@ class DDNF(AbstractBijection):
     def takes_lanes(self) -> bool:
         """Whether points may be computed side by side in trailing axes; see `ddnf.flow.lanes`."""
         return isinstance(self.fields, MLPField) and self.solver is euler and self.log_det.takes_lanes
+
+
+@eqx.filter_jit
+def _stack(field, key, blocks):
+    # Compiled as a whole: one by one, these many small operations would take longer.
+    return eqx.filter_vmap(field)(jr.split(key, blocks))
 
 
 def _forward(flow: DDNF, x, condition):

@@ -12,6 +12,8 @@ A point is an array ``(dim,)``; further axes are lanes, points computed side by 
 """
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate
+from math import prod, sqrt
 
 import equinox as eqx
 import jax
@@ -58,14 +60,10 @@ class Context(eqx.Module):
 
     def __init__(self, key: PRNGKeyArray, shape: tuple[int, int], *, condition_dim: int, rank: int):
         out, into = shape
-        keys = jr.split(key, 5)
-        self.shift = _normal(keys[0], (out, condition_dim))
-        self.scale = 0.1 * _normal(keys[1], (out, condition_dim))
-        if rank == 0:
-            self.update = None
-        else:
-            left, right = _normal(keys[2], (out, rank)), _normal(keys[3], (rank, into))
-            self.update = left, _normal(keys[4], (rank, condition_dim)), right
+        shapes = [(out, condition_dim), (out, condition_dim), (out, rank), (rank, condition_dim), (rank, into)]
+        self.shift, scale, *update = _normals(key, shapes if rank > 0 else shapes[:2])
+        self.scale = 0.1 * scale
+        self.update = tuple(update) if update else None
 
 
 class Layer(eqx.Module):
@@ -226,12 +224,11 @@ class MLPField(eqx.Module):
         widths = (dim, *hidden, dim)
         shapes = list(zip(widths[1:], widths[:-1], strict=True))
         key, context_key = jr.split(key)
-        keys = jr.split(key, 2 * len(shapes))
+        weight_key, bias_key = jr.split(key)
         gains = [1.0] * len(hidden) + [output_scale]
-        self.weights = tuple(g * _normal(k, s) for g, k, s in zip(gains, keys[::2], shapes, strict=True))
-        self.biases = tuple(
-            g * jr.uniform(k, s[:1], minval=-1.0) for g, k, s in zip(gains, keys[1::2], shapes, strict=True)
-        )
+        biases = _pieces(jr.uniform(bias_key, (sum(widths[1:]),), minval=-1.0), [s[:1] for s in shapes])
+        self.weights = tuple(g * w for g, w in zip(gains, _normals(weight_key, shapes), strict=True))
+        self.biases = tuple(g * b for g, b in zip(gains, biases, strict=True))
         if condition_dim is None:
             self.contexts = None
         else:
@@ -354,8 +351,15 @@ def _times(a: Array, b: Array) -> Array:
     return a * b
 
 
-def _normal(key, shape):
-    return jr.normal(key, shape) / jnp.sqrt(shape[1])
+def _normals(key, shapes):
+    """Normal matrices that keep the size of what they multiply; from one draw, since each one would compile anew."""
+    flat = jr.normal(key, (sum(rows * columns for rows, columns in shapes),))
+    return [matrix / sqrt(matrix.shape[1]) for matrix in _pieces(flat, shapes)]
+
+
+def _pieces(flat, shapes):
+    ends = list(accumulate(prod(shape) for shape in shapes))
+    return [piece.reshape(shape) for piece, shape in zip(jnp.split(flat, ends[:-1]), shapes, strict=True)]
 
 
 def _check_sizes(dim, hidden, condition_dim, activation, context_rank):

@@ -102,7 +102,7 @@ class Posterior:
 
     def to_arviz(self, key: PRNGKeyArray, n: int = 1000) -> Any:
         """ArviZ InferenceData (DataTree from ArviZ 1): draws, log-probabilities, log weights, and the fit's figures."""
-        from ddnf.bridges.arviz import to_arviz
+        from ddnf.inference.export import to_arviz
 
         return to_arviz(self, key, n)
 
@@ -119,7 +119,9 @@ class Posterior:
 
     def _weighted(self, key, n):
         if self.target is None:
-            raise ValueError("Expected a posterior with its target; got one loaded without: ddnf.load(path, target=...).")
+            raise ValueError(
+                "Expected a posterior with its target; got one loaded without: ddnf.load(path, target=...)."
+            )
         z, log_q = judge.draw(self.flow, key, n)
         return z, judge.clean(judge.log_density(self.target.log_density, z) - log_q)
 
@@ -129,9 +131,9 @@ def fit_posterior(
     target: Target,
     *,
     flow: AbstractBijection | None = None,
-    steps: int = 1000,
+    steps: int = 2500,
     batch: int = 64,
-    learning_rate: float = 1e-2,
+    learning_rate: float = 2e-2,
     rounds: int = 3,
     searches: int = 4,
     end: End | Literal["auto"] | None = "auto",
@@ -145,14 +147,14 @@ def fit_posterior(
 
     A search for modes gives a Gaussian, which standardizes the target; a flow, close to the identity at first, and an
     affine map after it are trained on draws of their own. If importance weights say that the fit is not good
-    enough yet, training goes on with four times as many draws, for `rounds` rounds at most.
+    enough yet, training starts anew from where it is, for `rounds` rounds at most.
 
     Args:
         key: random key.
         target: a `Target`, from `from_numpyro`, `from_pymc` or a log density.
         flow: a bijection (dim,) -> (dim,) to be trained instead of the default for this dimension.
         steps: training steps of each round.
-        batch: draws for each step of the first round.
+        batch: draws for each step.
         learning_rate: of Adam, at its height.
         rounds: at most so many rounds of training.
         searches: number of random starts of the search for modes.
@@ -193,16 +195,17 @@ def fit_posterior(
         whole = Chain([flow, whiten.end()])
     gradient = best_gradient(whole) if gradient is None else gradient
     temper = (0.3 if len(modes) > 1 else 0.0) if temper is None else temper
-    losses = []
+    losses, verdict = [], None
     for number in range(rounds):
         warm = int(temper * steps) if number == 0 else 0
-        loss = ReverseKL(target.log_density, whiten, regularizer, batch * 4**number, gradient, warm)
+        spread = jnp.asarray(1.0 if verdict is None or verdict.khat < judge.GOOD_KHAT else 1.5)
+        loss = ReverseKL(target.log_density, whiten, regularizer, batch, gradient, warm, spread)
         result = train.fit(
             jr.fold_in(fit_key, number),
             whole,
             loss,
             steps=steps,
-            optimizer=train.adam(learning_rate / 3**number, steps),
+            optimizer=train.adam(learning_rate, steps),
             checkpoint=None if checkpoint is None else f"{checkpoint}/round-{number}",
             progress=progress,
             description=f"posterior, round {number + 1}",
@@ -222,7 +225,8 @@ def fit_posterior(
 
 def default_flow(key: PRNGKeyArray, dim: int) -> DDNF:
     """The flow that `fit_posterior` takes where none is given."""
-    return DDNF(key, dim, blocks=4, steps=4, hidden=(16, 16) if dim <= 3 else (32, 3, 32), activation="softplus")
+    size = dict(blocks=4, steps=4, hidden=(16, 16)) if dim <= 3 else dict(blocks=16, steps=2, hidden=(3,))
+    return DDNF(key, dim, **size, activation="softplus")
 
 
 def _end(end, dim) -> End:

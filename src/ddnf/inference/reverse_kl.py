@@ -1,6 +1,7 @@
 """KL(q|p) from draws of q, in coordinates in which p is standardized."""
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Literal
 
 import equinox as eqx
@@ -8,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
+import paramax
 from flowjax.bijections import AbstractBijection, Affine, Chain, TriangularAffine
 from jax import lax
 from jaxtyping import Array, Float, PyTree
@@ -40,22 +42,25 @@ class Whitening(eqx.Module):
 
     def end(self) -> AbstractBijection:
         """The affine end of a flow, as the identity."""
-        zero = jnp.zeros_like(self.mean)
-        if self.scale.ndim == 2:
-            return TriangularAffine(zero, jnp.eye(len(zero), dtype=zero.dtype))
-        return Affine(zero, jnp.ones_like(zero))
+        return _identity(len(self.mean), self.scale.ndim, self.mean.dtype)
 
     def merge(self, flow: Chain) -> Chain:
         """The chain of a flow and an end of this kind, with the whitening taken into the end."""
-        import paramax
-
-        *parts, end = paramax.unwrap(flow).bijections
-        mean = self(end.loc)
-        if self.scale.ndim == 2:
-            assert isinstance(end, TriangularAffine)
-            return Chain([*flow.bijections[:-1], TriangularAffine(mean, self.scale @ end.triangular)])
+        *parts, end = flow.bijections
+        # Without wrappers around the parameters: they hold functions, and new ones would make all compile again.
+        end = paramax.unwrap(end)
+        if isinstance(end, TriangularAffine):
+            merged = self(end.loc), self.scale @ end.triangular
+            return Chain([*parts, eqx.tree_at(lambda e: (e.loc, e.triangular), end, merged)])
         assert isinstance(end, Affine)
-        return Chain([*flow.bijections[:-1], Affine(mean, self.scale * end.scale)])
+        return Chain([*parts, eqx.tree_at(lambda e: (e.loc, e.scale), end, (self(end.loc), self.scale * end.scale))])
+
+
+@lru_cache
+def _identity(dim, ndim, dtype):
+    if ndim == 2:
+        return TriangularAffine(jnp.zeros(dim, dtype), jnp.eye(dim, dtype=dtype))
+    return Affine(jnp.zeros(dim, dtype), jnp.ones(dim, dtype))
 
 
 def whitening(mean: Float[np.ndarray, " dim"], scale: Float[np.ndarray, "dim dim"], end: End) -> Whitening:
@@ -73,6 +78,9 @@ class ReverseKL(eqx.Module):
     The score of q is carried along with the draws (see `ddnf.flow.score`).
 
     `temper` steps long the target is warmed up; the value returned is that of the target as it is.
+
+    A quarter of the draws of a path gradient is spread out by `spread`. Where q = p the two scores agree everywhere, so
+    the solution stays the same; far draws help to find it in the tails, on which k-hat depends.
     """
 
     log_density: Callable = eqx.field(static=True)
@@ -81,6 +89,7 @@ class ReverseKL(eqx.Module):
     batch: int = eqx.field(static=True)
     gradient: Gradient = eqx.field(static=True)
     temper: int = eqx.field(static=True)
+    spread: Float[Array, ""]
 
     def __call__(self, flow: AbstractBijection, draw: Draw) -> Float[Array, ""]:
         x = jr.normal(draw.key, (self.batch, *flow.shape))
@@ -106,6 +115,8 @@ class ReverseKL(eqx.Module):
 
     def _path(self, flow, x, log_q, warmth):
         frozen = jax.tree.map(lambda a: lax.stop_gradient(a) if eqx.is_array(a) else a, flow)
+        spread = jnp.where(4 * jnp.arange(self.batch) < self.batch, self.spread, 1.0)[:, None]
+        log_q, x = log_q + jnp.sum(x**2 * (1 - spread**2), axis=-1) / 2, x * spread
         u, log_det, score_q = jax.vmap(lambda x: carry_score(frozen, x, -x))(x)
         log_p, score_p = jax.vmap(jax.value_and_grad(self._whitened))(u)
         slope = lax.stop_gradient(score_q - warmth * score_p)

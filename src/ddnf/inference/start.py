@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float, PRNGKeyArray
 from scipy import optimize
 
-from ddnf.inference.target import Target
+from ddnf.inference.target import Target, generator
 
 _DRAWS = 24
 _POINTS = 6
@@ -46,7 +46,11 @@ class Search:
         def negative(z):
             value, gradient = self.value(z)
             # A wall where there is no density: the line search turns back.
-            return (-value, -gradient) if np.isfinite(value) and np.isfinite(gradient).all() else (1e25, np.zeros_like(gradient))
+            return (
+                (-value, -gradient)
+                if np.isfinite(value) and np.isfinite(gradient).all()
+                else (1e25, np.zeros_like(gradient))
+            )
 
         way = [np.asarray(start, float)]
         optimize.minimize(
@@ -86,7 +90,7 @@ class Search:
         way = self.climb(start)
         # The end is where the best one mostly is; for a funnel it is before.
         chosen = np.unique(np.round((len(way) - 1) * np.linspace(0, 1, _POINTS) ** 0.5).astype(int))
-        noise = np.asarray(jr.normal(key, (_DRAWS, self.target.dim)), float)
+        noise = generator(key).normal(size=(_DRAWS, self.target.dim))
         found = [g for point in way[chosen] if (g := self._at(point, noise, way[-1])) is not None]
         return max(found, key=lambda g: g.elbo, default=None)
 
@@ -102,18 +106,17 @@ class Search:
 
 def starts(key: PRNGKeyArray, target: Target, search: Search, count: int) -> np.ndarray:
     """Random points with a finite density, to search from."""
-    keys = jr.split(key, 100)
-    points = []
-    for k in keys:
-        point = np.asarray(target.start(k), float)
+    points, tries = [], 100
+    for number in range(tries):
+        point = target.start(jr.fold_in(key, number))
         if search.is_finite(point):
             points.append(point)
         if len(points) == count:
             break
     if not points:
-        value, _ = search.value(np.asarray(target.start(keys[0]), float))
+        value, _ = search.value(target.start(key))
         raise ValueError(
-            f"Expected log_density and its gradient to be finite somewhere; got {value} or the like at {len(keys)} random "
+            f"Expected log_density and its gradient to be finite somewhere; got {value} or the like at {tries} random "
             "points. Check the model, or say where to start with Target(..., initial=...)."
         )
     return np.stack(points)

@@ -7,7 +7,13 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
+import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
+
+
+def generator(key: PRNGKeyArray) -> np.random.Generator:
+    """NumPy's random numbers from a JAX key, for what runs on the host: JAX would compile each shape."""
+    return np.random.default_rng(np.asarray(jr.key_data(key)))
 
 
 class Target(eqx.Module):
@@ -48,11 +54,11 @@ class Target(eqx.Module):
         self.constrain, self.initial = constrain, initial
         self._check()
 
-    def start(self, key: PRNGKeyArray) -> Float[Array, " dim"]:
+    def start(self, key: PRNGKeyArray) -> Float[np.ndarray, " dim"]:
         """A random point to begin a search from."""
         if self.initial is None:
-            return jr.uniform(key, (self.dim,), minval=-2.0, maxval=2.0)
-        return jnp.asarray(self.initial(key), jnp.result_type(float)).reshape(self.dim)
+            return generator(key).uniform(-2.0, 2.0, self.dim)
+        return np.asarray(self.initial(key), float).reshape(self.dim)
 
     def _check(self):
         point = jax.ShapeDtypeStruct((self.dim,), jnp.result_type(float))

@@ -1,0 +1,142 @@
+"""scikit-learn: a density estimator with its conventions, for pipelines and searches over settings."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax.random as jr
+import numpy as np
+from flowjax.bijections import AbstractBijection, Invert
+from jaxtyping import Float, PRNGKeyArray
+
+from ddnf.flow.bijection import DDNF
+from ddnf.inference.columns import Spec
+from ddnf.inference.density import fit_density
+from ddnf.optional import require
+
+base = require("sklearn.base", "sklearn")
+utils = require("sklearn.utils", "sklearn")
+validation_tools = require("sklearn.utils.validation", "sklearn")
+
+_FEWEST_ROWS = 10
+
+
+class DDNFDensity(base.DensityMixin, base.BaseEstimator):
+    """A density fitted by maximum likelihood, as a scikit-learn estimator; see `ddnf.fit_density`.
+
+    Args:
+        blocks: velocity fields of the flow, K.
+        steps: cells for each of them, T.
+        hidden: widths of the fields' hidden layers; None for a default by the number of columns.
+        activation: of the fields.
+        support: where columns live: "real", "positive", "unit", "integer", "count" or (low, high); one for all, a list,
+            or a dict from column numbers.
+        iterations: most training steps.
+        batch: rows for each training step.
+        learning_rate: of Adam, at its height.
+        validation: share of the rows to hold out for early stopping; or the number of them.
+        patience: stop after so many looks at the held-out rows without a better value.
+        random_state: an integer for the same fit each time, a `RandomState`, or None for NumPy's global one.
+        verbose: whether to show a bar.
+
+    Attributes:
+        density_: the fitted `ddnf.Density`.
+        n_features_in_: number of columns.
+        feature_names_in_: their names, where `fit` was given a table with names.
+
+    Example:
+        >>> import numpy as np
+        >>> x = np.random.default_rng(0).normal(size=(200, 2))
+        >>> model = DDNFDensity(blocks=1, hidden=(4,), iterations=20, random_state=0).fit(x)
+        >>> model.score_samples(x).shape, model.sample(3, random_state=1).shape
+        ((200,), (3, 2))
+    """
+
+    density_: Any
+    n_features_in_: int
+
+    def __init__(
+        self,
+        blocks: int = 8,
+        steps: int = 2,
+        hidden: Sequence[int] | None = None,
+        activation: str = "softplus",
+        support: Spec | Sequence[Spec] | Mapping[int, Spec] | None = None,
+        iterations: int = 5000,
+        batch: int = 256,
+        learning_rate: float = 5e-3,
+        validation: float = 0.1,
+        patience: int = 10,
+        random_state: int | np.random.RandomState | None = None,
+        verbose: bool = False,
+    ):
+        self.blocks = blocks
+        self.steps = steps
+        self.hidden = hidden
+        self.activation = activation
+        self.support = support
+        self.iterations = iterations
+        self.batch = batch
+        self.learning_rate = learning_rate
+        self.validation = validation
+        self.patience = patience
+        self.random_state = random_state
+        self.verbose = verbose
+
+    def fit(self, X: Any, y: Any = None) -> "DDNFDensity":
+        """Fits the density to rows (n, columns); `y` is ignored."""
+        X = validation_tools.validate_data(self, X, dtype=np.float64, ensure_min_samples=_FEWEST_ROWS)
+        flow_key, fit_key = jr.split(_key(self.random_state))
+        density = fit_density(
+            fit_key,
+            X,
+            flow=self._flow(flow_key, X.shape[1]),
+            support=self.support,
+            validation=self.validation,
+            steps=self.iterations,
+            batch=self.batch,
+            learning_rate=self.learning_rate,
+            patience=self.patience,
+            progress=bool(self.verbose),
+        )
+        names = getattr(self, "feature_names_in_", None)
+        self.density_ = density if names is None else dataclasses.replace(density, names=tuple(map(str, names)))
+        return self
+
+    def score_samples(self, X: Any) -> Float[np.ndarray, " n"]:
+        """The log density of each row; -inf outside of the support."""
+        validation_tools.check_is_fitted(self)
+        X = validation_tools.validate_data(self, X, dtype=np.float64, reset=False)
+        return np.asarray(self.density_.log_prob(X), np.float64)
+
+    def score(self, X: Any, y: Any = None) -> float:
+        """The log-likelihood of all rows together, as scikit-learn's `KernelDensity` has it; `y` is ignored."""
+        return float(np.sum(self.score_samples(X)))
+
+    def sample(
+        self, n_samples: int = 1, random_state: int | np.random.RandomState | None = None
+    ) -> Float[np.ndarray, "n columns"]:
+        """Draws from the density, a row each."""
+        validation_tools.check_is_fitted(self)
+        return np.asarray(self.density_.sample(_key(random_state), n_samples), np.float64)
+
+    def _flow(self, key: PRNGKeyArray, dim: int) -> AbstractBijection:
+        # Trained from the data to the normal, hence inverted.
+        return Invert(
+            DDNF(
+                key,
+                dim,
+                blocks=self.blocks,
+                steps=self.steps,
+                hidden=_default_hidden(dim) if self.hidden is None else tuple(self.hidden),
+                activation=self.activation,
+            )
+        )
+
+
+def _default_hidden(dim: int) -> tuple[int, ...]:
+    return (64, 64) if dim <= 3 else (64, 8, 64)
+
+
+def _key(random_state) -> PRNGKeyArray:
+    return jr.key(utils.check_random_state(random_state).randint(np.iinfo(np.int32).max))

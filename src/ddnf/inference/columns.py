@@ -1,0 +1,140 @@
+"""Columns of a table: where their values live, and the way to an unbounded, standardized space and back."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+Spec = str | tuple[float | None, float | None]
+
+
+class Column(NamedTuple):
+    """The support of one column: an interval (None for no end), of integers if `integer`."""
+
+    low: float | None = None
+    high: float | None = None
+    integer: bool = False
+
+    @property
+    def is_real(self) -> bool:
+        return self.low is None and self.high is None and not self.integer
+
+    def __str__(self):
+        low, high = ("-inf" if self.low is None else self.low), ("inf" if self.high is None else self.high)
+        return f"{'integers of ' if self.integer else ''}({low}, {high})"
+
+
+NAMED = {
+    "real": Column(),
+    "positive": Column(0.0),
+    "unit": Column(0.0, 1.0),
+    "integer": Column(integer=True),
+    "count": Column(0.0, integer=True),
+}
+
+
+def columns_from(support: None | Spec | Sequence[Spec] | Mapping[int, Spec], dim: int) -> tuple[Column, ...]:
+    """One `Column` for each of `dim` columns.
+
+    Args:
+        support: None (all real); one of "real", "positive", "unit", "integer", "count" or an interval (low, high), with
+            None for no end, for all columns; a list of them, one for each column; or a dict from column numbers.
+
+    Example:
+        >>> columns_from({1: "positive"}, 2)[1]
+        Column(low=0.0, high=None, integer=False)
+        >>> columns_from([(0, 10), "count"], 2)[0].high
+        10.0
+    """
+    if support is None or isinstance(support, str) or _is_interval(support):
+        return (_column("real" if support is None else support),) * dim
+    if isinstance(support, Mapping):
+        for number in support:
+            if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < dim:
+                raise ValueError(f"Expected column numbers from 0 to {dim - 1} in support; got {number!r}.")
+        return tuple(_column(support.get(number, "real")) for number in range(dim))
+    if not isinstance(support, Sequence) or len(support) != dim:
+        raise ValueError(f"Expected a support for each of {dim} columns; got {support!r}.")
+    return tuple(_column(spec) for spec in support)
+
+
+def outside(columns: Sequence[Column], x: Float[np.ndarray, "n dim"]) -> str | None:
+    """A word on the first column with values outside of its support, or None."""
+    for number, (column, values) in enumerate(zip(columns, np.asarray(x).T, strict=True)):
+        # An integer n stands for the interval [n, n + 1), so it may lie on the lower end.
+        low_is_fine = column.low is None or ((values >= column.low) if column.integer else (values > column.low)).all()
+        high_is_fine = column.high is None or (values + column.integer <= column.high + column.integer * 1.0).all()
+        if column.high is not None and not column.integer:
+            high_is_fine = (values < column.high).all()
+        if not (low_is_fine and high_is_fine):
+            return f"column {number} has values outside of {column}"
+        if column.integer and (values != np.floor(values)).any():
+            return f"column {number} has values that are not integers"
+    return None
+
+
+def to_real(columns: Sequence[Column], x: Any) -> tuple[Any, Any]:
+    """Rows in unbounded space, and the log-determinant of the way there. NumPy in, NumPy out; otherwise JAX."""
+    xp: Any = np if isinstance(x, np.ndarray) else jnp
+    parts, log_det = [], xp.zeros(x.shape[:-1], x.dtype)
+    for number, column in enumerate(columns):
+        value, change = _to_real(xp, _filled(column), x[..., number])
+        parts.append(value)
+        log_det = log_det + change
+    return xp.stack(parts, axis=-1), log_det
+
+
+def from_real(columns: Sequence[Column], u: Float[Array, "*batch dim"]) -> Float[Array, "*batch dim"]:
+    """Rows in their support, from unbounded space; integers are rounded down."""
+    parts = []
+    for number, column in enumerate(columns):
+        value = _from_real(_filled(column), u[..., number])
+        parts.append(jnp.floor(value) if column.integer else value)
+    return jnp.stack(parts, axis=-1)
+
+
+def _filled(column: Column) -> Column:
+    """The interval that integers, each with the unit after it, fill."""
+    return column._replace(high=column.high + 1) if column.integer and column.high is not None else column
+
+
+def _to_real(xp, column, x):
+    low, high = column.low, column.high
+    if low is not None and high is not None:
+        share = (x - low) / (high - low)
+        return xp.log(share) - xp.log1p(-share), -xp.log(share) - xp.log1p(-share) - np.log(high - low)
+    if low is not None:
+        return xp.log(x - low), -xp.log(x - low)
+    if high is not None:
+        return -xp.log(high - x), -xp.log(high - x)
+    return x, 0.0
+
+
+def _from_real(column, u):
+    low, high = column.low, column.high
+    if low is not None and high is not None:
+        return low + (high - low) * jax.nn.sigmoid(u)
+    if low is not None:
+        return low + jnp.exp(u)
+    if high is not None:
+        return high - jnp.exp(-u)
+    return u
+
+
+def _is_interval(spec) -> bool:
+    return isinstance(spec, tuple) and len(spec) == 2 and all(e is None or isinstance(e, int | float) for e in spec)
+
+
+def _column(spec: Any) -> Column:
+    if isinstance(spec, str) and spec in NAMED:
+        return NAMED[spec]
+    if not _is_interval(spec):
+        known = ", ".join(NAMED)
+        raise ValueError(f"Expected a support of {known} or an interval (low, high); got {spec!r}.")
+    low, high = (None if end is None or np.isinf(end) else float(end) for end in spec)
+    if low is not None and high is not None and not low < high:
+        raise ValueError(f"Expected an interval with low < high; got {spec!r}.")
+    return Column(low, high)

@@ -1,0 +1,393 @@
+"""Densities in one call: a flow fitted to the rows of a table by maximum likelihood."""
+
+import dataclasses
+import warnings
+from collections.abc import Mapping, Sequence
+from os import PathLike
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+from flowjax.bijections import AbstractBijection, Chain, Invert
+from flowjax.distributions import StandardNormal, Transformed
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from ddnf.flow.bijection import DDNF
+from ddnf.inference import train
+from ddnf.inference.columns import Column, Spec, columns_from, from_real, outside, to_real
+from ddnf.inference.reverse_kl import exactly
+from ddnf.inference.target import generator
+
+_LARGEST_FULL = 128
+_FEWEST_ROWS = 10
+# Points in [0, 1) at which the density of an integer's interval is averaged.
+_INTEGER_POINTS = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class Density:
+    """A fitted density p(x), or p(x | condition).
+
+    Attributes:
+        flow: the bijection from a standard normal to standardized rows.
+        columns: the support of each column.
+        mean, scale: of the rows in unbounded space; `scale` is a triangular matrix.
+        condition_mean, condition_scale: of the conditions; None without.
+        log_likelihood: mean log-likelihood of the held-out rows, exact.
+        train_log_likelihood: the same of the training rows.
+        losses, values: negative log-likelihood in training and on the held-out rows over the course of training.
+        names: of the columns and then of the conditions, where they are known.
+    """
+
+    flow: AbstractBijection
+    columns: tuple[Column, ...]
+    mean: Float[np.ndarray, " dim"]
+    scale: Float[np.ndarray, "dim dim"]
+    condition_mean: Float[np.ndarray, " condition"] | None
+    condition_scale: Float[np.ndarray, " condition"] | None
+    log_likelihood: float
+    train_log_likelihood: float
+    losses: Float[np.ndarray, " n"]
+    values: Float[np.ndarray, " n"]
+    names: tuple[str, ...] | None = None
+
+    @property
+    def dim(self) -> int:
+        return len(self.columns)
+
+    @property
+    def condition_dim(self) -> int | None:
+        return None if self.condition_mean is None else len(self.condition_mean)
+
+    def log_prob(self, x: Any, condition: Any = None) -> Float[Array, "*batch"]:
+        """The exact log density at rows (..., dim); -inf outside of the support.
+
+        With integer columns it is the log probability of the integers, the density integrated over the unit interval
+        of each by 64 points: an estimate, the same at each call.
+        """
+        x = x if isinstance(x, jax.core.Tracer) else _table(x, self.dim, "x")
+        flat = x.reshape(-1, self.dim)
+        given = self._conditions(condition, x.shape[:-1])
+        if not any(column.integer for column in self.columns):
+            return self._real_log_prob(flat, given).reshape(x.shape[:-1])
+        noise = _spread(self.columns, _INTEGER_POINTS).astype(flat.dtype)
+        values = jnp.stack([self._real_log_prob(flat + shift, given) for shift in noise])
+        return (jax.nn.logsumexp(values, axis=0) - np.log(_INTEGER_POINTS)).reshape(x.shape[:-1])
+
+    def sample(self, key: PRNGKeyArray, n: int | None = None, condition: Any = None) -> Float[Array, "n dim"]:
+        """n draws; with a condition (c,) n draws given it, with conditions (n, c) one draw for each."""
+        if n is None:
+            n = 1000 if condition is None or np.ndim(condition) < 2 else len(condition)
+        if n < 1:
+            raise ValueError(f"Expected at least 1 draw; got {n}.")
+        u = _sample(self.flow, key, n, self._conditions(condition, (n,)))
+        real = jnp.asarray(self.mean) + u @ jnp.asarray(self.scale).T
+        return from_real(self.columns, real.astype(u.dtype))
+
+    def save(self, path: str | PathLike) -> None:
+        """Writes the fit to one file; see `ddnf.load`."""
+        from ddnf.inference.models import save
+
+        save(path, self)
+
+    def _real_log_prob(self, x, condition):
+        inside = _inside(self.columns, x)
+        xp: Any = np if isinstance(x, np.ndarray) else jnp
+        middle = from_real(self.columns, jnp.asarray(self.mean))
+        x = xp.where(inside[..., None], x, xp.asarray(middle))
+        real, log_det = to_real(self.columns, x)
+        u = jnp.asarray(_standardized(self.mean, self.scale, real), jnp.result_type(float))
+        log_det = jnp.asarray(log_det - np.sum(np.log(np.diag(self.scale))), u.dtype)
+        return jnp.where(jnp.asarray(inside), _log_prob(self.flow, u, condition) + log_det, -jnp.inf)
+
+    def _conditions(self, condition, shape):
+        if (condition is None) != (self.condition_dim is None):
+            wanted = "no condition" if self.condition_dim is None else f"a condition of {self.condition_dim} numbers"
+            raise ValueError(f"Expected {wanted}; got {'none' if condition is None else 'one'}.")
+        if condition is None:
+            return None
+        condition = jnp.asarray(condition, jnp.result_type(float))
+        if condition.shape[-1:] != (self.condition_dim,) or condition.ndim > len(shape) + 1:
+            raise ValueError(f"Expected conditions of shape {(*shape, self.condition_dim)}; got {condition.shape}.")
+        standard = (condition - self.condition_mean) / self.condition_scale
+        return jnp.broadcast_to(standard, (*shape, self.condition_dim)).reshape(-1, self.condition_dim)
+
+
+def fit_density(
+    key: PRNGKeyArray,
+    x: Any,
+    condition: Any = None,
+    *,
+    flow: AbstractBijection | None = None,
+    support: None | Spec | Sequence[Spec] | Mapping[int, Spec] = None,
+    validation: float | Any = 0.1,
+    steps: int = 5000,
+    batch: int = 256,
+    learning_rate: float = 5e-3,
+    patience: int = 10,
+    checkpoint: str | PathLike | None = None,
+    progress: bool = True,
+) -> Density:
+    """Fits a flow to the rows of a table by maximum likelihood, and stops when held-out rows get no likelier.
+
+    Bounded columns go to unbounded space (logarithm or logit), integers get uniform noise in each step; then rows are
+    standardized by their mean and covariance. The flow is trained in the direction from the data to the normal, which
+    costs no inverse; `sample` inverts it exactly.
+
+    Args:
+        key: random key.
+        x: rows, an array (n, dim) of numbers.
+        condition: what the density is conditioned on, (n, condition_dim).
+        flow: a bijection from a standard normal to standardized rows, with the condition's `cond_shape`.
+        support: where columns live: "real", "positive", "unit", "integer", "count" or (low, high); one for all, a list,
+            or a dict from column numbers.
+        validation: share of the rows to hold out; or the number of them.
+        steps: most training steps.
+        batch: rows for each step.
+        learning_rate: of Adam, at its height.
+        patience: stop after so many looks at the held-out rows, one every 100 steps or each epoch, without a better value.
+        checkpoint: folder to resume from, should the run be interrupted.
+        progress: whether to show a bar.
+
+    Rows that repeat are allowed, but a density of repeated values has no bound: a warning says so.
+
+    Example:
+        >>> import ddnf, jax.random as jr, numpy as np
+        >>> x = np.random.default_rng(0).gamma(2.0, size=(500, 2))
+        >>> density = ddnf.fit_density(jr.key(0), x, support="positive", steps=200, progress=False)
+        >>> density.log_prob(x).shape, density.sample(jr.key(1), 10).shape
+        ((500,), (10, 2))
+        >>> float(density.log_prob([-1.0, 1.0]))
+        -inf
+    """
+    _check_numbers(dict(steps=steps, batch=batch, patience=patience), learning_rate)
+    rows = _rows(x, "x")
+    columns = columns_from(support, rows.shape[1])
+    _check_rows(rows, columns)
+    given = None if condition is None else _given(condition, len(rows))
+    order = generator(key).permutation(len(rows))
+    held = _held_out(validation, len(rows))
+    noise = generator(jr.fold_in(key, 1)).uniform(size=rows.shape) * [column.integer for column in columns]
+    mean, scale = _moments(to_real(columns, rows + noise)[0][order[held:]])
+    spread = None if given is None else (given.mean(axis=0), np.maximum(given.std(axis=0), 1e-12))
+    flow_key, fit_key = jr.split(key)
+    if flow is None:
+        flow = default_flow(flow_key, rows.shape[1], None if given is None else given.shape[1])
+    _check_flow(flow, rows.shape[1], None if given is None else given.shape[1])
+    loss = _Likelihood(columns, jnp.asarray(mean), jnp.asarray(scale))
+    data = loss.prepared(rows, given, spread)
+    pick = lambda part: jax.tree.map(lambda a: a[part], data)  # noqa: E731
+    result = train.fit(
+        fit_key,
+        flow,
+        loss,
+        steps=steps,
+        optimizer=train.adam(learning_rate, steps),
+        data=pick(order[held:]),
+        batch=batch,
+        validate=loss.held_out,
+        held_out=pick(order[:held]),
+        stretch=max(100, min(1000, (len(rows) - held) // batch)),
+        patience=patience,
+        checkpoint=checkpoint,
+        progress=progress,
+        description="density",
+    )
+    final = exactly(result.parameters)
+    fitted = Density(final, columns, mean, scale, *(spread or (None, None)), 0.0, 0.0, result.losses, result.values)
+    chosen = [order[:held], order[held:][:10_000]]
+    likelihoods = [_mean_log_prob(fitted, rows[c], None if given is None else given[c]) for c in chosen]
+    _warn_of(likelihoods[0])
+    return dataclasses.replace(fitted, log_likelihood=likelihoods[0], train_log_likelihood=likelihoods[1])
+
+
+class _Likelihood(eqx.Module):
+    """Minus the mean log-likelihood, in standardized space and without the constant of the standardization."""
+
+    columns: tuple[Column, ...] = eqx.field(static=True)
+    mean: Array
+    scale: Array
+
+    def prepared(self, rows, given, spread):
+        """Rows as the loss takes them: standardized already, unless integers need new noise in each step."""
+        dtype = jnp.result_type(float)
+        if not self._has_integers:
+            rows = _standardized(np.asarray(self.mean), np.asarray(self.scale), to_real(self.columns, rows)[0])
+        given = None if given is None else jnp.asarray((given - spread[0]) / spread[1], dtype)
+        return jnp.asarray(rows, dtype), given
+
+    def __call__(self, flow, draw: train.Draw):
+        rows, given = draw.rows
+        if self._has_integers:
+            noise = jr.uniform(draw.key, rows.shape, rows.dtype) * jnp.array([c.integer for c in self.columns])
+            rows, log_det = self._standardize(rows + noise)
+            return -jnp.mean(_log_prob(flow, rows, given) + log_det)
+        return -jnp.mean(_log_prob(flow, rows, given))
+
+    def held_out(self, flow, data):
+        rows, given = data
+        if self._has_integers:
+            rows, log_det = self._standardize(rows + jnp.asarray(_spread(self.columns, len(rows)), rows.dtype))
+            return -jnp.mean(_log_prob(flow, rows, given) + log_det)
+        return -jnp.mean(_log_prob(flow, rows, given))
+
+    def _standardize(self, rows):
+        real, log_det = to_real(self.columns, rows)
+        return _standardized(self.mean, self.scale, real), log_det
+
+    @property
+    def _has_integers(self):
+        return any(column.integer for column in self.columns)
+
+
+def default_flow(key: PRNGKeyArray, dim: int, condition_dim: int | None = None) -> AbstractBijection:
+    """The flow that `fit_density` takes where none is given: trained from the data to the normal, hence inverted."""
+    hidden = (64, 64) if dim <= 3 else (64, 8, 64)
+    return Invert(DDNF(key, dim, blocks=8, steps=2, hidden=hidden, condition_dim=condition_dim, activation="softplus"))
+
+
+def _standardized(mean, scale, real):
+    if isinstance(real, np.ndarray):
+        from scipy.linalg import solve_triangular
+
+        return solve_triangular(np.asarray(scale), (real - np.asarray(mean)).T, lower=True).T
+    return jax.scipy.linalg.solve_triangular(jnp.asarray(scale, real.dtype), (real - mean).T, lower=True).T
+
+
+def _moments(real):
+    """Mean and Cholesky factor of the covariance, drawn towards its diagonal where rows are few."""
+    n, dim = real.shape
+    covariance = np.atleast_2d(np.cov(real.T))
+    share = 1.0 if dim > _LARGEST_FULL else min(1.0, 1e-6 + dim / (n + dim) * (n < 10 * dim))
+    covariance = (1 - share) * covariance + share * np.diag(np.diag(covariance))
+    return real.mean(axis=0), np.linalg.cholesky(covariance)
+
+
+def _spread(columns, count):
+    """Points in [0, 1) for each integer column, evenly spread in all of them together; 0 for the others."""
+    roots = np.sqrt([2.0, 3.0, 5.0, 7.0, 11.0, 13.0, 17.0, 19.0, 23.0, 29.0])
+    steps = np.array([roots[i % 10] * (1 + i // 10) for i in range(len(columns))])
+    return ((np.arange(1, count + 1)[:, None] * steps + 0.5) % 1.0) * np.array([c.integer for c in columns])
+
+
+@eqx.filter_jit
+def _log_prob(flow, u, condition):
+    distribution = Transformed(StandardNormal(flow.shape), flow)
+    if condition is None:
+        return jax.vmap(distribution.log_prob)(u)
+    return jax.vmap(distribution.log_prob)(u, condition)
+
+
+@eqx.filter_jit
+def _sample(flow, key, n, condition):
+    x = jr.normal(key, (n, *flow.shape))
+    return jax.vmap(flow.transform)(x) if condition is None else jax.vmap(flow.transform)(x, condition)
+
+
+def _mean_log_prob(density, rows, given):
+    return float(jnp.mean(density.log_prob(rows, given)))
+
+
+def _inside(columns, x):
+    xp: Any = np if isinstance(x, np.ndarray) else jnp
+    inside = xp.ones(x.shape[:-1], bool)
+    for number, column in enumerate(columns):
+        high = column.high + 1 if column.integer and column.high is not None else column.high
+        inside = inside & (True if column.low is None else x[..., number] > column.low)
+        inside = inside & (True if high is None else x[..., number] < high)
+    return inside
+
+
+def _table(x, dim, name):
+    try:
+        table = np.asarray(x, float)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"Expected {name} to hold numbers; got {type(x).__name__}: {error}.") from error
+    if table.shape[-1:] != (dim,):
+        raise ValueError(f"Expected {name} of shape (..., {dim}); got {table.shape}.")
+    return table
+
+
+def _rows(x, name):
+    try:
+        rows = np.asarray(x)
+        if np.iscomplexobj(rows):
+            raise TypeError("complex numbers")
+        rows = rows.astype(float)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"Expected {name} to be a table of numbers; got {type(x).__name__} ({error}).") from error
+    if rows.ndim != 2 or 0 in rows.shape:
+        hint = ": for one column write x[:, None]" if rows.ndim == 1 else ""
+        raise ValueError(
+            f"Expected {name} of shape (rows, columns), with at least one of each; got {rows.shape}{hint}."
+        )
+    bad = ~np.isfinite(rows).all(axis=1)
+    if bad.any():
+        first = int(np.argmax(bad))
+        raise ValueError(f"Expected finite {name}; got NaN or infinity in {bad.sum()} rows, the first is row {first}.")
+    return rows
+
+
+def _given(condition, count):
+    given = _rows(condition, "condition")
+    if len(given) != count:
+        raise ValueError(f"Expected a condition for each of {count} rows; got {len(given)}.")
+    return given
+
+
+def _check_rows(rows, columns):
+    if len(rows) < _FEWEST_ROWS:
+        raise ValueError(f"Expected at least {_FEWEST_ROWS} rows; got {len(rows)}.")
+    if (complaint := outside(columns, rows)) is not None:
+        raise ValueError(f"Expected x in its support; {complaint}.")
+    constant = np.flatnonzero(np.ptp(rows, axis=0) == 0)
+    if len(constant):
+        raise ValueError(f"Expected columns that vary; column {constant[0]} has one value only: leave it out.")
+    repeated = 1 - len(np.unique(rows, axis=0)) / len(rows)
+    if repeated > 0.01 and not all(column.integer for column in columns):
+        warnings.warn(
+            f"{repeated:.0%} of the rows repeat others: the likelihood of a density has no bound there. Drop "
+            "duplicates, add noise of the size of the rounding, or tell of integers by support=.",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+
+
+def _held_out(validation, count):
+    if isinstance(validation, bool) or not isinstance(validation, int | float) or validation <= 0:
+        raise ValueError(f"Expected validation to be a share between 0 and 1 or a number of rows; got {validation!r}.")
+    held = int(np.ceil(validation * count)) if validation < 1 else int(validation)
+    if not 1 <= held <= count - 5:
+        raise ValueError(f"Expected at least 5 rows to train on; got {count} rows, {held} of them held out.")
+    return held
+
+
+def _check_numbers(numbers, learning_rate):
+    for name, value in numbers.items():
+        if value < 1:
+            raise ValueError(f"Expected {name} of at least 1; got {value}.")
+    if not learning_rate > 0:
+        raise ValueError(f"Expected a positive learning_rate; got {learning_rate}.")
+
+
+def _check_flow(flow, dim, condition_dim):
+    if not isinstance(flow, AbstractBijection):
+        raise ValueError(f"Expected flow to be a FlowJAX bijection such as ddnf.DDNF; got {type(flow).__name__}.")
+    wanted = (dim,), (None if condition_dim is None else (condition_dim,))
+    if (flow.shape, flow.cond_shape) != wanted:
+        raise ValueError(
+            f"Expected a flow of shape {wanted[0]} and condition {wanted[1]}; got {flow.shape}, {flow.cond_shape}."
+        )
+
+
+def _warn_of(log_likelihood):
+    if not np.isfinite(log_likelihood):
+        warnings.warn(
+            "The held-out rows have no finite likelihood: the fit has failed. Look for outliers, lower learning_rate, or "
+            "use float64.",
+            RuntimeWarning,
+            stacklevel=3,
+        )
