@@ -11,8 +11,9 @@ setup: .venv/.installed
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
+# The slow tests run where CI is set, and with `make test SLOW=1`.
 test: setup
-	$(BIN)/pytest -n 2
+	$(BIN)/pytest -n 2 $(if $(CI)$(SLOW),,-m "not slow")
 
 lint: setup
 	$(BIN)/ruff check .

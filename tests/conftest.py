@@ -12,7 +12,13 @@ jax.config.update("jax_disable_most_optimizations", True)  # compile in half the
 
 with install_import_hook("ddnf", "beartype.beartype"):
     import ddnf
+    import ddnf.bridges.numpyro
+    import ddnf.bridges.pymc
+    import ddnf.bridges.sklearn
+    import ddnf.cli
     import ddnf.inference.diagnostics
+    import ddnf.inference.export
     import ddnf.paper.toy
     import ddnf.plot
+    import ddnf.targets.cancer
     import ddnf.targets.toy  # noqa: F401

@@ -15,7 +15,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import IO, Annotated, Any
+from typing import Annotated, Any
 
 import jax.random as jr
 import numpy as np
@@ -84,7 +84,7 @@ def fit(
             steps=steps,
             batch=batch,
             learning_rate=learning_rate,
-            validation=validation,
+            validation=int(validation) if validation >= 1 and validation.is_integer() else validation,
             patience=patience,
             checkpoint=checkpoint,
             progress=not quiet,
@@ -228,9 +228,8 @@ def open_table(path: Path) -> Table:
     """
     opener = _by_ending(path, _READERS)
     if not path.is_file():
-        raise ValueError(
-            f"Expected a table; got {str(path)!r}, which is {'no file' if path.exists() else 'not there'}."
-        )
+        what = "not a file" if path.exists() else "not there"
+        raise ValueError(f"Expected a table; got {str(path)!r}, which is {what}.")
     return opener(path)
 
 
@@ -274,7 +273,7 @@ def _lines(path: Path):
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
             start = file.readline()
-            delimiter = max(",\t;", key=start.count)
+            delimiter = max(",\t;", key=lambda mark: len(next(csv.reader([start], delimiter=mark), [])))
             yield from (cells for cells in csv.reader(chain([start], file), delimiter=delimiter) if cells)
     except (UnicodeDecodeError, csv.Error) as error:
         raise ValueError(f"Expected text in UTF-8 in {str(path)!r}; got something else: {error}.") from error
@@ -298,10 +297,13 @@ def _open_array(path: Path) -> Table:
         values = np.load(path, allow_pickle=False, mmap_mode="r")
     except (ValueError, EOFError) as error:
         raise ValueError(f"Expected an array of numbers in {str(path)!r}; got something else or a part.") from error
-    if not isinstance(values, np.ndarray) or values.dtype.kind not in "biuf" or values.ndim not in (1, 2):
-        kind = f"{values.dtype} of shape {values.shape}" if isinstance(values, np.ndarray) else "several arrays"
+    if not isinstance(values, np.ndarray):
+        values.close()
+        raise ValueError(f"Expected an array of numbers in {str(path)!r}; got several.")
+    if values.dtype.kind not in "biuf" or values.ndim not in (1, 2):
+        kind = f"{values.dtype} of shape {values.shape}"
         raise ValueError(f"Expected rows and columns of numbers in {str(path)!r}; got {kind}.")
-    values = values.reshape(len(values), -1) if values.ndim == 2 else values[:, None]
+    values = values if values.ndim == 2 else values[:, None]
     return Table(path, None, values.shape[1], lambda numbers: values[:, numbers].astype(float))
 
 
@@ -324,7 +326,7 @@ def _open_parquet(path: Path) -> Table:
     return table
 
 
-def _write_lines(file: IO[str], values, names, delimiter: str) -> None:
+def _write_lines(file, values, names, delimiter: str) -> None:
     if names is not None:
         csv.writer(file, delimiter=delimiter, lineterminator="\n").writerow(names)
     # As many digits as it takes to read the same numbers again.
@@ -474,9 +476,8 @@ def _conditions(text: str, density: Density) -> list[float]:
     if all("=" in word for word in words):
         parts = {name.strip(): number for name, _, number in (word.partition("=") for word in words)}
         if sorted(parts) != sorted(names):
-            raise ValueError(
-                f"Expected a value for each condition ({', '.join(names) or 'without names'}); got {text!r}."
-            )
+            known = ", ".join(names) or "none has a name"
+            raise ValueError(f"Expected a value for each condition ({known}); got {text!r}.")
         words = [parts[name] for name in names]
     numbers = [_as_number(word) for word in words]
     if not all(number is not None and np.isfinite(number) for number in numbers):

@@ -72,7 +72,7 @@ def test_ways_to_say_it():
     assert columns_from("positive", 2) == (positive, positive)
     assert columns_from(["positive", "real"], 2) == (positive, real)
     assert columns_from({1: "positive"}, 2) == (real, positive)
-    assert columns_from((0, None), 2) == (positive, positive)
+    assert columns_from((0, None), 2) == (positive, positive)  # integers are fine as ends
     assert columns_from((-np.inf, np.inf), 1) == (real,)
     assert columns_from([(0, 2), (None, 1)], 2) == (Column(0.0, 2.0), Column(None, 1.0))
 

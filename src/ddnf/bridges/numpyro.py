@@ -76,8 +76,8 @@ def from_numpyro(model: Callable, *args: Any, **kwargs: Any) -> Target:
 class AutoDDNF(infer.autoguide.AutoContinuous):
     """A NumPyro guide: a standard normal through a flow and then an affine map, in the unconstrained space.
 
-    Works with `SVI`, `Predictive` and `NeuTraReparam` as NumPyro's own guides do. The affine map is triangular up to 128
-    dimensions, diagonal above. Let the learning rate decay, as here: else the last steps' noise stays in the fit.
+    Works with `SVI`, `Predictive` and `NeuTraReparam` as NumPyro's own guides do. The affine map is triangular up to
+    128 dimensions, diagonal above. Let the learning rate decay, as here: else the last steps' noise stays in the fit.
 
     Args:
         model: a NumPyro model with continuous latent sites.

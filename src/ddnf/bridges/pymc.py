@@ -23,12 +23,10 @@ def from_pymc(model: Any) -> Target:
     after `pm.set_data`. Searches start around the model's initial point, as PyMC's do.
 
     Args:
-        model: a `pymc.Model` with continuous free variables. JAX's precision is left as it is: call
-            ``jax.config.update("jax_enable_x64", True)`` first for PyMC's own.
+        model: a `pymc.Model` with continuous free variables. It is computed in JAX's precision, not in PyMC's.
 
     Example:
-        >>> import warnings
-        >>> warnings.simplefilter("ignore")
+        >>> import warnings; warnings.simplefilter("ignore")  # PyMC's imports have much to say
         >>> import jax.numpy as jnp, pymc as pm
         >>> with pm.Model() as model:
         ...     scale = pm.HalfNormal("scale", 1.0)
@@ -36,8 +34,8 @@ def from_pymc(model: Any) -> Target:
         >>> target = from_pymc(model)
         >>> target.dim
         1
-        >>> {name: round(float(value), 3) for name, value in target.constrain(jnp.zeros(1)).items()}
-        {'scale': 1.0}
+        >>> list(target.constrain(jnp.zeros(1)))
+        ['scale']
     """
     with _undisturbed():
         pymc = require("pymc", "pymc")

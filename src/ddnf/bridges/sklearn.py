@@ -1,7 +1,6 @@
 """scikit-learn: a density estimator with its conventions, for pipelines and searches over settings."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax.random as jr
@@ -10,7 +9,6 @@ from flowjax.bijections import AbstractBijection, Invert
 from jaxtyping import Float, PRNGKeyArray
 
 from ddnf.flow.bijection import DDNF
-from ddnf.inference.columns import Spec
 from ddnf.inference.density import fit_density
 from ddnf.optional import require
 
@@ -46,29 +44,30 @@ class DDNFDensity(base.DensityMixin, base.BaseEstimator):
 
     Example:
         >>> import numpy as np
-        >>> x = np.random.default_rng(0).normal(size=(200, 2))
-        >>> model = DDNFDensity(blocks=1, hidden=(4,), iterations=20, random_state=0).fit(x)
+        >>> x = np.random.default_rng(0).normal(size=(40, 2))
+        >>> model = DDNFDensity(blocks=1, hidden=(2,), iterations=5, random_state=0).fit(x)
         >>> model.score_samples(x).shape, model.sample(3, random_state=1).shape
-        ((200,), (3, 2))
+        ((40,), (3, 2))
     """
 
     density_: Any
     n_features_in_: int
 
+    # Without annotations: scikit-learn wants settings to be looked at by `fit`, and not before.
     def __init__(
         self,
-        blocks: int = 8,
-        steps: int = 2,
-        hidden: Sequence[int] | None = None,
-        activation: str = "softplus",
-        support: Spec | Sequence[Spec] | Mapping[int, Spec] | None = None,
-        iterations: int = 5000,
-        batch: int = 256,
-        learning_rate: float = 5e-3,
-        validation: float = 0.1,
-        patience: int = 10,
-        random_state: int | np.random.RandomState | None = None,
-        verbose: bool = False,
+        blocks=8,
+        steps=2,
+        hidden=None,
+        activation="softplus",
+        support=None,
+        iterations=5000,
+        batch=256,
+        learning_rate=5e-3,
+        validation=0.1,
+        patience=10,
+        random_state=None,
+        verbose=False,
     ):
         self.blocks = blocks
         self.steps = steps
@@ -128,14 +127,15 @@ class DDNFDensity(base.DensityMixin, base.BaseEstimator):
                 dim,
                 blocks=self.blocks,
                 steps=self.steps,
-                hidden=_default_hidden(dim) if self.hidden is None else tuple(self.hidden),
+                hidden=self._hidden(dim),
                 activation=self.activation,
             )
         )
 
-
-def _default_hidden(dim: int) -> tuple[int, ...]:
-    return (64, 64) if dim <= 3 else (64, 8, 64)
+    def _hidden(self, dim: int) -> tuple[int, ...]:
+        if self.hidden is not None:
+            return tuple(self.hidden)
+        return (64, 64) if dim <= 3 else (64, 8, 64)
 
 
 def _key(random_state) -> PRNGKeyArray:

@@ -13,7 +13,7 @@ _CHEAP_INVERSE = (Affine, Identity, Loc, Scale, TriangularAffine)
 def carry_score(
     bijection: AbstractBijection, x: Float[Array, " dim"], score: Float[Array, " dim"], condition: Array | None = None
 ) -> tuple[Float[Array, " dim"], Float[Array, ""], Float[Array, " dim"]]:
-    """y, the log-determinant, and the score at y of the density whose score at x is `score`: J^-T (score - grad log det).
+    """y, the log-determinant, and the score at y of the density with `score` at x: J^-T (score - grad log det).
 
     Example:
         >>> import jax.numpy as jnp

@@ -1,11 +1,14 @@
 """Checkpoints of a run by orbax: written whole or not at all, and taken up by the run that wrote them only."""
 
 import hashlib
+import shutil
 import time
+import warnings
 from os import PathLike
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
@@ -23,50 +26,46 @@ class Checkpoints:
 
     def __init__(self, folder: str | PathLike | None, seconds: float, mark: str):
         self.folder = None if folder is None else Path(folder).expanduser().absolute()
-        self.seconds, self.mark = seconds, mark
-        self.manager, self.last = None, time.monotonic()
-
-    def __enter__(self):
-        if self.folder is not None:
-            ocp = require("orbax.checkpoint", "checkpoint")
-            _usable(self.folder)
-            options = ocp.CheckpointManagerOptions(max_to_keep=2, create=True, enable_async_checkpointing=False)
-            self.manager = ocp.CheckpointManager(self.folder, options=options, item_names=("state", "run"))
-        return self
-
-    def __exit__(self, *_):
-        if self.manager is not None:
-            self.manager.close()
+        self.seconds, self.last = seconds, time.monotonic()
+        if self.folder is None:
+            return
+        self._orbax = require("orbax.checkpoint", "checkpoint").PyTreeCheckpointer()
+        _mark(self.folder, mark)
+        for leftover in self.folder.iterdir():
+            # What was being written or deleted when the run was killed.
+            if leftover.is_dir() and not leftover.name.isdigit():
+                shutil.rmtree(leftover, ignore_errors=True)
 
     def restore(self, state: PyTree) -> PyTree:
-        """The last state in the folder, in the shape of `state`; `state` itself if there is none."""
-        if self.manager is None or self.manager.latest_step() is None:
-            return state
-        import orbax.checkpoint as ocp
-
+        """The last whole state in the folder, in the shape of `state`; `state` itself if there is none."""
         leaves, structure = jax.tree.flatten(state)
-        named = _named(leaves)
-        step = self.manager.latest_step()
-        run = self.manager.restore(step, args=ocp.args.Composite(run=ocp.args.JsonRestore())).run
-        if run["mark"] != self.mark:
-            raise ValueError(
-                f"Expected the checkpoint in {self.folder} to be of this run; got one of a run with other arguments, "
-                "data or key. Use another folder, or delete it."
-            )
-        found = self.manager.restore(step, args=ocp.args.Composite(state=ocp.args.StandardRestore(named))).state
-        return structure.unflatten([found[name] for name in named])
+        for path in self._paths():
+            try:
+                found = self._orbax.restore(path)
+                values = [jnp.asarray(found[name], leaf.dtype) for name, leaf in _named(leaves).items()]
+            except Exception as error:  # orbax raises all sorts of things at files that are not whole
+                warnings.warn(f"The checkpoint {path} can't be read ({error}); an older one is tried.", stacklevel=2)
+                continue
+            return structure.unflatten(values)
+        return state
 
-    def save(self, state: PyTree, *, last: bool) -> None:
+    def save(self, state: PyTree, number: int, *, last: bool) -> None:
         """Writes the state if it is time to, or if it is the last."""
-        if self.manager is None or not (last or time.monotonic() - self.last >= self.seconds):
+        if self.folder is None or not (last or time.monotonic() - self.last >= self.seconds):
             return
-        import orbax.checkpoint as ocp
-
-        args = ocp.args.Composite(
-            state=ocp.args.StandardSave(_named(jax.tree.leaves(state))), run=ocp.args.JsonSave(dict(mark=self.mark))
-        )
-        self.manager.save(int(state.stretch), args=args, force=True)
+        arrays = {name: np.asarray(leaf) for name, leaf in _named(jax.tree.leaves(state)).items()}
+        self._orbax.save(self.folder / str(number), arrays, force=True)
+        for old in self._paths()[2:]:
+            gone = old.rename(old.with_name(f"{old.name}.old"))
+            shutil.rmtree(gone, ignore_errors=True)
         self.last = time.monotonic()
+
+    def _paths(self) -> list[Path]:
+        """Checkpoints, the newest first. They get their names when they are whole."""
+        if self.folder is None:
+            return []
+        paths = [path for path in self.folder.iterdir() if path.name.isdigit()]
+        return sorted(paths, key=lambda path: -int(path.name))
 
 
 def fingerprint(arrays: PyTree, *numbers: int) -> str:
@@ -88,8 +87,19 @@ def _named(leaves):
     return {f"{number:05d}": leaf for number, leaf in enumerate(leaves)}
 
 
-def _usable(folder):
+def _mark(folder: Path, mark: str) -> None:
+    """Writes the run's mark into the folder, or checks that it is the one there."""
+    file = folder / "run.txt"
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        if not file.exists():
+            draft = file.with_suffix(".draft")
+            draft.write_text(mark)
+            draft.replace(file)
     except OSError as error:
         raise ValueError(f"Expected a folder for checkpoints; got {str(folder)!r} ({error.strerror}).") from error
+    if file.read_text() != mark:
+        raise ValueError(
+            f"Expected the checkpoint in {str(folder)!r} to be of this run; got one of a run with other arguments, "
+            "data or key. Use another folder, or delete it."
+        )

@@ -3,12 +3,11 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Float
 
-Spec = str | tuple[float | None, float | None]
+Spec = str | tuple[float | int | None, float | int | None]
 
 
 class Column(NamedTuple):
@@ -36,7 +35,7 @@ NAMED = {
 }
 
 
-def columns_from(support: None | Spec | Sequence[Spec] | Mapping[int, Spec], dim: int) -> tuple[Column, ...]:
+def columns_from(support: Spec | Sequence[Spec] | Mapping[int, Spec] | None, dim: int) -> tuple[Column, ...]:
     """One `Column` for each of `dim` columns.
 
     Args:
@@ -87,13 +86,24 @@ def to_real(columns: Sequence[Column], x: Any) -> tuple[Any, Any]:
     return xp.stack(parts, axis=-1), log_det
 
 
-def from_real(columns: Sequence[Column], u: Float[Array, "*batch dim"]) -> Float[Array, "*batch dim"]:
-    """Rows in their support, from unbounded space; integers are rounded down."""
+def from_real(columns: Sequence[Column], u: Any) -> Any:
+    """Rows in their support, from unbounded space; integers are rounded down. NumPy in, NumPy out; otherwise JAX."""
+    xp: Any = np if isinstance(u, np.ndarray) else jnp
     parts = []
     for number, column in enumerate(columns):
-        value = _from_real(_filled(column), u[..., number])
-        parts.append(jnp.floor(value) if column.integer else value)
-    return jnp.stack(parts, axis=-1)
+        value = _kept_inside(xp, _filled(column), _from_real(xp, _filled(column), u[..., number]))
+        parts.append(xp.floor(value) if column.integer else value)
+    return xp.stack(parts, axis=-1)
+
+
+def _kept_inside(xp, column, x):
+    """Values that were rounded to an end of the interval, moved to the nearest number inside of it."""
+    tiny, kind = np.finfo(x.dtype).tiny, x.dtype.type  # below `tiny`, XLA rounds to zero
+    if column.low is not None:
+        x = xp.maximum(x, max(np.nextafter(kind(column.low), kind(np.inf)), kind(column.low) + tiny))
+    if column.high is not None:
+        x = xp.minimum(x, min(np.nextafter(kind(column.high), kind(-np.inf)), kind(column.high) - tiny))
+    return x
 
 
 def _filled(column: Column) -> Column:
@@ -113,14 +123,14 @@ def _to_real(xp, column, x):
     return x, 0.0
 
 
-def _from_real(column, u):
+def _from_real(xp, column, u):
     low, high = column.low, column.high
     if low is not None and high is not None:
-        return low + (high - low) * jax.nn.sigmoid(u)
+        return low + (high - low) * (0.5 + 0.5 * xp.tanh(0.5 * u))
     if low is not None:
-        return low + jnp.exp(u)
+        return low + xp.exp(u)
     if high is not None:
-        return high - jnp.exp(-u)
+        return high - xp.exp(-u)
     return u
 
 
@@ -134,7 +144,7 @@ def _column(spec: Any) -> Column:
     if not _is_interval(spec):
         known = ", ".join(NAMED)
         raise ValueError(f"Expected a support of {known} or an interval (low, high); got {spec!r}.")
-    low, high = (None if end is None or np.isinf(end) else float(end) for end in spec)
-    if low is not None and high is not None and not low < high:
+    low, high = (-np.inf if spec[0] is None else spec[0]), (np.inf if spec[1] is None else spec[1])
+    if not low < high:
         raise ValueError(f"Expected an interval with low < high; got {spec!r}.")
-    return Column(low, high)
+    return Column(*(None if np.isinf(end) else float(end) for end in (low, high)))

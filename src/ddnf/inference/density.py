@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
-from flowjax.bijections import AbstractBijection, Chain, Invert
+from flowjax.bijections import AbstractBijection, Invert
 from flowjax.distributions import StandardNormal, Transformed
 from jaxtyping import Array, Float, PRNGKeyArray
 
@@ -68,24 +68,26 @@ class Density:
         With integer columns it is the log probability of the integers, the density integrated over the unit interval
         of each by 64 points: an estimate, the same at each call.
         """
-        x = x if isinstance(x, jax.core.Tracer) else _table(x, self.dim, "x")
+        x = _table(x, self.dim, "x")
         flat = x.reshape(-1, self.dim)
         given = self._conditions(condition, x.shape[:-1])
         if not any(column.integer for column in self.columns):
             return self._real_log_prob(flat, given).reshape(x.shape[:-1])
         noise = _spread(self.columns, _INTEGER_POINTS).astype(flat.dtype)
         values = jnp.stack([self._real_log_prob(flat + shift, given) for shift in noise])
-        return (jax.nn.logsumexp(values, axis=0) - np.log(_INTEGER_POINTS)).reshape(x.shape[:-1])
+        whole = _whole(self.columns, flat)
+        value = jnp.where(whole, jax.nn.logsumexp(values, axis=0) - np.log(_INTEGER_POINTS), -jnp.inf)
+        return value.reshape(x.shape[:-1])
 
-    def sample(self, key: PRNGKeyArray, n: int | None = None, condition: Any = None) -> Float[Array, "n dim"]:
+    def sample(self, key: PRNGKeyArray, n: int | None = None, condition: Any = None) -> Float[np.ndarray, "n dim"]:
         """n draws; with a condition (c,) n draws given it, with conditions (n, c) one draw for each."""
         if n is None:
             n = 1000 if condition is None or np.ndim(condition) < 2 else len(condition)
-        if n < 1:
+        if not _is_integer(n) or n < 1:
             raise ValueError(f"Expected at least 1 draw; got {n}.")
         u = _sample(self.flow, key, n, self._conditions(condition, (n,)))
-        real = jnp.asarray(self.mean) + u @ jnp.asarray(self.scale).T
-        return from_real(self.columns, real.astype(u.dtype))
+        # On the host and in double precision: far from the origin single precision has wide steps.
+        return from_real(self.columns, self.mean + np.asarray(u, float) @ self.scale.T)
 
     def save(self, path: str | PathLike) -> None:
         """Writes the fit to one file; see `ddnf.load`."""
@@ -96,7 +98,7 @@ class Density:
     def _real_log_prob(self, x, condition):
         inside = _inside(self.columns, x)
         xp: Any = np if isinstance(x, np.ndarray) else jnp
-        middle = from_real(self.columns, jnp.asarray(self.mean))
+        middle = from_real(self.columns, self.mean)
         x = xp.where(inside[..., None], x, xp.asarray(middle))
         real, log_det = to_real(self.columns, x)
         u = jnp.asarray(_standardized(self.mean, self.scale, real), jnp.result_type(float))
@@ -109,11 +111,16 @@ class Density:
             raise ValueError(f"Expected {wanted}; got {'none' if condition is None else 'one'}.")
         if condition is None:
             return None
-        condition = jnp.asarray(condition, jnp.result_type(float))
-        if condition.shape[-1:] != (self.condition_dim,) or condition.ndim > len(shape) + 1:
-            raise ValueError(f"Expected conditions of shape {(*shape, self.condition_dim)}; got {condition.shape}.")
-        standard = (condition - self.condition_mean) / self.condition_scale
-        return jnp.broadcast_to(standard, (*shape, self.condition_dim)).reshape(-1, self.condition_dim)
+        condition = _table(condition, self.condition_dim, "condition")
+        if not isinstance(condition, jax.core.Tracer) and not np.isfinite(condition).all():
+            raise ValueError("Expected finite conditions; got NaN or infinity.")
+        wanted = (*shape, self.condition_dim)
+        if condition.ndim > len(wanted) or any(
+            a not in (1, b) for a, b in zip(condition.shape[::-1], wanted[::-1], strict=False)
+        ):
+            raise ValueError(f"Expected conditions of shape {wanted}; got {condition.shape}.")
+        standard = jnp.asarray((condition - self.condition_mean) / self.condition_scale, jnp.result_type(float))
+        return jnp.broadcast_to(standard, wanted).reshape(-1, self.condition_dim)
 
 
 def fit_density(
@@ -122,7 +129,7 @@ def fit_density(
     condition: Any = None,
     *,
     flow: AbstractBijection | None = None,
-    support: None | Spec | Sequence[Spec] | Mapping[int, Spec] = None,
+    support: Spec | Sequence[Spec] | Mapping[int, Spec] | None = None,
     validation: float | Any = 0.1,
     steps: int = 5000,
     batch: int = 256,
@@ -148,7 +155,7 @@ def fit_density(
         steps: most training steps.
         batch: rows for each step.
         learning_rate: of Adam, at its height.
-        patience: stop after so many looks at the held-out rows, one every 100 steps or each epoch, without a better value.
+        patience: stop after so many looks at the held-out rows without a better value; one look every 100 steps or more.
         checkpoint: folder to resume from, should the run be interrupted.
         progress: whether to show a bar.
 
@@ -301,9 +308,18 @@ def _inside(columns, x):
     return inside
 
 
+def _whole(columns, x):
+    """Which rows have integers where there should be some."""
+    integer = np.array([column.integer for column in columns])
+    return jnp.asarray(((x == (np if isinstance(x, np.ndarray) else jnp).floor(x)) | ~integer).all(axis=-1))
+
+
 def _table(x, dim, name):
     try:
-        table = np.asarray(x, float)
+        table = x if isinstance(x, jax.core.Tracer) else np.asarray(x)
+        if np.issubdtype(table.dtype, np.complexfloating):
+            raise TypeError("complex numbers")
+        table = table if isinstance(table, jax.core.Tracer) else table.astype(float)
     except (TypeError, ValueError) as error:
         raise ValueError(f"Expected {name} to hold numbers; got {type(x).__name__}: {error}.") from error
     if table.shape[-1:] != (dim,):
@@ -335,6 +351,9 @@ def _given(condition, count):
     given = _rows(condition, "condition")
     if len(given) != count:
         raise ValueError(f"Expected a condition for each of {count} rows; got {len(given)}.")
+    constant = np.flatnonzero(np.ptp(given, axis=0) == 0)
+    if len(constant):
+        raise ValueError(f"Expected conditions that vary; number {constant[0]} has one value only: leave it out.")
     return given
 
 
@@ -357,9 +376,10 @@ def _check_rows(rows, columns):
 
 
 def _held_out(validation, count):
-    if isinstance(validation, bool) or not isinstance(validation, int | float) or validation <= 0:
+    is_share = isinstance(validation, float | np.floating) and 0 < validation < 1
+    if not is_share and not (_is_integer(validation) and validation > 0):
         raise ValueError(f"Expected validation to be a share between 0 and 1 or a number of rows; got {validation!r}.")
-    held = int(np.ceil(validation * count)) if validation < 1 else int(validation)
+    held = int(np.ceil(validation * count)) if is_share else int(validation)
     if not 1 <= held <= count - 5:
         raise ValueError(f"Expected at least 5 rows to train on; got {count} rows, {held} of them held out.")
     return held
@@ -367,10 +387,14 @@ def _held_out(validation, count):
 
 def _check_numbers(numbers, learning_rate):
     for name, value in numbers.items():
-        if value < 1:
-            raise ValueError(f"Expected {name} of at least 1; got {value}.")
-    if not learning_rate > 0:
+        if not _is_integer(value) or value < 1:
+            raise ValueError(f"Expected {name} of at least 1; got {value!r}.")
+    if not 0 < learning_rate < np.inf:
         raise ValueError(f"Expected a positive learning_rate; got {learning_rate}.")
+
+
+def _is_integer(value) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 def _check_flow(flow, dim, condition_dim):

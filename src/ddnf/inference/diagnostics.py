@@ -74,7 +74,8 @@ def psis(log_weights: Float[Array | np.ndarray, " n"]) -> Smoothed:
     """Pareto-smoothed importance sampling (Vehtari, Simpson, Gelman, Yao and Gabry, 2024).
 
     The largest min(n / 5, 3 sqrt(n)) weights are replaced by the quantiles of the generalized Pareto distribution
-    fitted to them.
+    fitted to them. Where all of them are within 5 % of the smallest, they stay, and k-hat is 0: the shape of such a
+    tail says nothing of importance sampling, which is as good as it can be.
 
     Example:
         >>> import numpy as np
@@ -93,8 +94,8 @@ def psis(log_weights: Float[Array | np.ndarray, " n"]) -> Smoothed:
     count = int(np.ceil(min(len(log_w) / 5, 3 * np.sqrt(len(log_w)))))
     tail, cutoff = order[-count:], log_w[order[-count - 1]]
     excess = np.exp(log_w[tail]) - np.exp(cutoff)
-    # Weights that are equal up to rounding have no tail to speak of.
-    if excess[-1] <= 1e-12:
+    # A tail within 5 % of the other weights has a shape, but one that can't matter.
+    if excess[-1] <= 0.05 * np.exp(cutoff):
         return Smoothed(_normalized(log_w), 0.0)
     shape, scale = _pareto(np.maximum(excess, 1e-300))
     quantiles = _pareto_quantile((np.arange(count) + 0.5) / count, shape, scale)
@@ -120,7 +121,7 @@ class Calibration(NamedTuple):
     Attributes:
         ranks: rank of the true parameter among the draws, for each simulation and parameter.
         draws: number of draws it was ranked among.
-        p_values: for each parameter, of the hypothesis that its ranks are uniform, as they are if the inference is right.
+        p_values: for each parameter, of the hypothesis that its ranks are uniform, as they are if all is right.
     """
 
     ranks: Float[np.ndarray, "simulations dim"]

@@ -1,5 +1,6 @@
 """Is a fitted posterior to be trusted? Importance weights, folds, settling, and modes that it does not cover."""
 
+import contextlib
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -66,6 +67,15 @@ def judge(key: PRNGKeyArray, flow: AbstractBijection, target: Target) -> Verdict
     )
 
 
+def warm_up(key: PRNGKeyArray, flow: AbstractBijection, target: Target) -> None:
+    """Compiles what `judge` and `complaints` will need, by judging a flow of the same structure."""
+    # Whatever is wrong with it is said when the fit itself is judged.
+    with contextlib.suppress(Exception):
+        draw(flow, key, EVALUATED)
+        log_density(target.log_density, jnp.zeros((EVALUATED, target.dim)))
+        _folded(flow, _few(key, target.dim))
+
+
 def complaints(
     key: PRNGKeyArray,
     flow: AbstractBijection,
@@ -81,9 +91,7 @@ def complaints(
             f"k-hat is {verdict.khat:.2f}, above {KHAT}: the fit misses part of the target, and importance sampling "
             "can't mend it. Train longer (steps, rounds), use a larger flow, or reparameterize the model."
         )
-    if (
-        folded := _folded(flow, jnp.asarray(generator(key).normal(size=(500, target.dim)), jnp.result_type(float)))
-    ) is not None:
+    if (folded := _folded(flow, _few(key, target.dim))) is not None:
         found.append(
             f"The flow folds ({folded}): its densities are wrong there. Use more steps, ddnf.DDNF(..., steps=16), "
             "or a guarantee, ddnf.DDNF(..., lipschitz=0.9)."
@@ -99,7 +107,7 @@ def complaints(
 
 
 def missed_mode(key, flow, target, verdict, search) -> str | None:
-    """Looks for modes outside of the fit, which its own draws can't show: from far draws of it, and from random points."""
+    """Looks for modes outside of the fit, which its own draws can't show: from far and from random points."""
     points = np.asarray(draw(flow, key, EVALUATED)[0], float)
     center, deviation = points.mean(axis=0), points.std(axis=0)
     spread = np.repeat([1.0, 3.0, 10.0, 30.0], _PROBES // 4)[:, None]
@@ -112,6 +120,8 @@ def missed_mode(key, flow, target, verdict, search) -> str | None:
         if not search.is_finite(start):
             continue
         mode = search.climb(start)[-1]
+        if not search.is_mode(mode):
+            continue
         distance = (mode - mean) @ precision @ (mode - mean)
         # A mode in the bulk of the fit is its own; so is one on its rim.
         if distance < 4 * (len(mode) + 3 * np.sqrt(2 * len(mode))):
@@ -133,6 +143,10 @@ def missed_mode(key, flow, target, verdict, search) -> str | None:
         f"{np.array2string(worst.mean, precision=3, threshold=6)}. Search more widely (searches), warm the target up "
         "(temper=0.5), use a larger flow, or start near both with Target(initial=...)."
     )
+
+
+def _few(key, dim):
+    return jnp.asarray(generator(key).normal(size=(500, dim)), jnp.result_type(float))
 
 
 def _folded(flow: AbstractBijection, x: Float[Array, "n dim"]) -> str | None:

@@ -43,8 +43,7 @@ def load(
 
     Args:
         path: a file that `save` has written.
-        target: what the posterior was fitted to, for named draws and importance weights; densities of models are no data,
-            and are not in the file.
+        target: what the posterior was fitted to, for named draws and importance weights; the file does not hold it.
         like: a bijection of the same structure, for a flow with fields or parts of your own.
 
     Example:

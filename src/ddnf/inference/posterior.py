@@ -4,6 +4,7 @@ import dataclasses
 import warnings
 from collections.abc import Callable
 from os import PathLike
+from threading import Thread
 from typing import Any, Literal
 
 import equinox as eqx
@@ -158,8 +159,8 @@ def fit_posterior(
         learning_rate: of Adam, at its height.
         rounds: at most so many rounds of training.
         searches: number of random starts of the search for modes.
-        end: the affine map after the flow: "full" (triangular), "diagonal", "auto" (full up to 128 dimensions), or None:
-            neither an affine map nor a search, the flow alone.
+        end: the affine map after the flow: "full" (triangular), "diagonal", "auto" (full up to 128 dimensions); or
+            None: neither an affine map nor a search, the flow alone.
         gradient: "path" (path-derivative: no variance where the fit is perfect) or "total" (plain reparameterization);
             None for the first wherever the flow allows it.
         temper: share of the first round's steps in which the target is warmed up from a flat one; None for 0.3 where
@@ -195,7 +196,10 @@ def fit_posterior(
         whole = Chain([flow, whiten.end()])
     gradient = best_gradient(whole) if gradient is None else gradient
     temper = (0.3 if len(modes) > 1 else 0.0) if temper is None else temper
-    losses, verdict = [], None
+    losses, verdict, start = [], None, whole
+    finish = lambda whole: exactly(whole if whiten is None else whiten.merge(whole))  # noqa: E731
+    # What judges the fit compiles while the training does.
+    Thread(target=judge.warm_up, args=(judge_key, finish(whole), target), daemon=True).start()
     for number in range(rounds):
         warm = int(temper * steps) if number == 0 else 0
         spread = jnp.asarray(1.0 if verdict is None or verdict.khat < judge.GOOD_KHAT else 1.5)
@@ -212,7 +216,10 @@ def fit_posterior(
         )
         whole = result.parameters
         losses.append(result.losses)
-        final = exactly(whole if whiten is None else whiten.merge(whole))
+        if result.reason == train.TOO_MANY_BAD and number < rounds - 1:
+            whole, learning_rate = start, learning_rate / 10
+            continue
+        final = finish(whole)
         verdict = judge.judge(judge_key, final, target)
         if verdict.is_good:
             break

@@ -74,8 +74,8 @@ class ReverseKL(eqx.Module):
     """The loss of a step: E_q[log q - log p] over `batch` draws, up to the unknown log Z of the target.
 
     With ``gradient="path"`` the gradient goes through the draws only: log q's own dependence on the parameters, whose
-    expectation is zero, is left out (Roeder, Wu and Duvenaud, 2017; Vaitl et al., 2022). Its variance vanishes where q = p.
-    The score of q is carried along with the draws (see `ddnf.flow.score`).
+    expectation is zero, is left out (Roeder, Wu and Duvenaud, 2017; Vaitl et al., 2022). Its variance vanishes where
+    q = p. The score of q is carried along with the draws (see `ddnf.flow.score`).
 
     `temper` steps long the target is warmed up; the value returned is that of the target as it is.
 
@@ -83,9 +83,9 @@ class ReverseKL(eqx.Module):
     the solution stays the same; far draws help to find it in the tails, on which k-hat depends.
     """
 
-    log_density: Callable = eqx.field(static=True)
+    log_density: Callable
     whitening: Whitening | None
-    regularizer: Callable | None = eqx.field(static=True)
+    regularizer: Callable | None
     batch: int = eqx.field(static=True)
     gradient: Gradient = eqx.field(static=True)
     temper: int = eqx.field(static=True)
@@ -93,12 +93,12 @@ class ReverseKL(eqx.Module):
 
     def __call__(self, flow: AbstractBijection, draw: Draw) -> Float[Array, ""]:
         x = jr.normal(draw.key, (self.batch, *flow.shape))
-        keys = jr.split(jr.fold_in(draw.key, 1), self.batch)
-        log_q = jax.vmap(lambda x: -jnp.sum(x**2) / 2)(x) - len(flow.shape) * flow.shape[0] / 2 * jnp.log(2 * jnp.pi)
-        warmth = jnp.minimum(1.0, 0.05 + (draw.step + 1) / max(1, self.temper)) if self.temper else 1.0
+        log_q = -jnp.sum(x**2, axis=-1) / 2 - flow.shape[0] / 2 * jnp.log(2 * jnp.pi)
+        warmth = jnp.minimum(1.0, 0.1 + (draw.step + 1) / max(1, self.temper)) if self.temper else 1.0
         if self.gradient == "path":
             value, surrogate = self._path(flow, x, log_q, warmth)
         else:
+            keys = jr.split(jr.fold_in(draw.key, 1), self.batch)
             u, log_det = jax.vmap(lambda x, key: with_key(flow, key).transform_and_log_det(x))(x, keys)
             log_p = jax.vmap(self._whitened)(u)
             value = jnp.mean(log_q - log_det - log_p)

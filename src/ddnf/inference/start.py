@@ -1,4 +1,4 @@
-"""A Gaussian to start from: the best along the ways to the modes, after Pathfinder, with the curvature of the target."""
+"""A Gaussian to start from: the best on the ways to the modes, after Pathfinder, with the target's curvature."""
 
 from typing import NamedTuple
 
@@ -66,31 +66,39 @@ class Search:
     def _polish(self, z: np.ndarray) -> np.ndarray:
         """A few of Newton's steps: L-BFGS stops early where the scales of the parameters differ much."""
         value, gradient = self.value(z)
-        for _ in range(10):
+        for _ in range(20):
             hessian = self._curvature(z)
             if hessian is None:
                 break
             scale, _ = _factor(-hessian)
-            step = scale @ (scale.T @ gradient)
-            new_value, new_gradient = self.value(z + step)
-            if not new_value > value:
+            slope = scale.T @ gradient
+            steps = (z + damping * (scale @ slope) for damping in (1.0, 0.5, 0.1, 0.01))
+            better = next((new for new in steps if self.value(new)[0] > value), None)
+            if better is None:
                 break
-            done = float(np.linalg.norm(scale.T @ gradient)) < 1e-2
-            z, value, gradient = z + step, new_value, new_gradient
-            if done:
+            z, (value, gradient) = better, self.value(better)
+            if np.linalg.norm(slope) < 1e-2:
                 break
         return z
+
+    def is_mode(self, z: np.ndarray) -> bool:
+        """Whether the density is flat at a point, measured by its own curvature: not where a search got stuck."""
+        hessian = self._curvature(z)
+        if hessian is None:
+            return False
+        return bool(np.linalg.norm(_factor(-hessian)[0].T @ self.value(z)[1]) < 0.3)
 
     def _curvature(self, z: np.ndarray) -> np.ndarray | None:
         hessian = np.asarray(self._hessian(jnp.asarray(z, jnp.result_type(float))), float)
         return hessian if np.isfinite(hessian).all() else None
 
     def gaussian(self, key: PRNGKeyArray, start: np.ndarray) -> Gaussian | None:
-        """The Gaussian of highest ELBO on the way from `start` to a mode, or None if there is none with a finite one."""
+        """The Gaussian of highest ELBO on the way from `start` to a mode; None if there is none with a finite one."""
         way = self.climb(start)
         # The end is where the best one mostly is; for a funnel it is before.
         chosen = np.unique(np.round((len(way) - 1) * np.linspace(0, 1, _POINTS) ** 0.5).astype(int))
-        noise = generator(key).normal(size=(_DRAWS, self.target.dim))
+        half = generator(key).normal(size=(_DRAWS // 2, self.target.dim))
+        noise = np.concatenate([half, -half])
         found = [g for point in way[chosen] if (g := self._at(point, noise, way[-1])) is not None]
         return max(found, key=lambda g: g.elbo, default=None)
 
@@ -128,27 +136,30 @@ def gaussians(key: PRNGKeyArray, target: Target, search: Search, count: int) -> 
     found = [search.gaussian(key, start) for start in starts(start_key, target, search, count)]
     ranked = sorted((g for g in found if g is not None), key=lambda g: -g.elbo)
     if not ranked:
-        raise ValueError("Expected a log_density with finite curvature somewhere on the way to a mode; got none.")
-    distinct: list[Gaussian] = []
-    for g in ranked:
-        if all(is_apart(g.mode, other) for other in distinct):
+        raise ValueError(
+            "Expected a log_density that is finite and smooth around its modes; got NaN or infinity there. "
+            "Bounded parameters must be transformed to unbounded ones."
+        )
+    distinct = ranked[:1]
+    for g in ranked[1:]:
+        if search.is_mode(g.mode) and all(is_apart(g.mode, other) for other in distinct):
             distinct.append(g)
-    return distinct
+    # A mode of no weight does not matter.
+    return [g for g in distinct if g.elbo > ranked[0].elbo - 7]
 
 
 def is_apart(point: Float[np.ndarray, " dim"], gaussian: Gaussian) -> bool:
     """Whether a mode lies outside of another's bulk: not the same mode, found with another precision."""
     whitened = np.linalg.solve(gaussian.scale, point - gaussian.mode)
-    return float(np.sum(whitened**2)) > 4 * (len(point) + 3 * np.sqrt(2 * len(point)))
+    return bool(np.sum(whitened**2) > 4 * (len(point) + 3 * np.sqrt(2 * len(point))))
 
 
 def merged(modes: list[Gaussian]) -> Gaussian:
     """One Gaussian with the mean and covariance of the mixture of those that matter."""
     best = modes[0]
-    elbos = np.array([g.elbo for g in modes])
-    weights = np.exp(elbos - elbos.max())
-    if weights.sum() < 1.001:
+    if len(modes) == 1:
         return best
+    weights = np.exp([g.elbo - best.elbo for g in modes])
     weights /= weights.sum()
     mean = sum(w * g.mean for w, g in zip(weights, modes, strict=True))
     parts = ((g.scale @ g.scale.T + np.outer(g.mean - mean, g.mean - mean)) for g in modes)

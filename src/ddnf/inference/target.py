@@ -33,10 +33,10 @@ class Target(eqx.Module):
         3
     """
 
-    log_density: Callable[[Array], Array] = eqx.field(static=True)
+    log_density: Callable[[Array], Array]
     dim: int = eqx.field(static=True)
-    constrain: Callable[[Array], Any] | None = eqx.field(static=True)
-    initial: Callable[[PRNGKeyArray], Array] | None = eqx.field(static=True)
+    constrain: Callable[[Array], Any] | None
+    initial: Callable[[PRNGKeyArray], Array] | None
 
     def __init__(
         self,

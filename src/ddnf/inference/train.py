@@ -19,6 +19,8 @@ from tqdm.auto import tqdm
 
 from ddnf.inference.checkpoint import Checkpoints, fingerprint
 
+TOO_MANY_BAD = "too many steps were not finite"
+
 
 class Draw(NamedTuple):
     """What a step's loss is computed from, besides the parameters."""
@@ -37,7 +39,7 @@ class Fit(NamedTuple):
         values: the validation value after each stretch.
         steps: steps taken, skipped ones included.
         skipped: steps whose loss or gradient was not finite; they changed nothing.
-        reason: "finished", "stopped early" or "too many steps were not finite".
+        reason: "finished", "stopped early" or `TOO_MANY_BAD`.
     """
 
     parameters: PyTree
@@ -132,16 +134,16 @@ def fit(
     run = _Stretch(loss, optimizer, validate, stretch, batch, steps)
     # The whole is drawn anew for each stretch from its number, so nothing random needs to be stored.
     mark = fingerprint((jr.key_data(key), arrays, data, held_out), steps, stretch, batch)
-    with Checkpoints(checkpoint, checkpoint_seconds, mark) as saved:
-        state = saved.restore(state)
-        bar = tqdm(total=steps, initial=_done(state, stretch, steps), desc=description, disable=not progress)
-        with bar:
+    saved = Checkpoints(checkpoint, checkpoint_seconds, mark)
+    state = saved.restore(state)
+    bar = tqdm(total=steps, initial=_done(state, stretch, steps), desc=description, disable=not progress)
+    with bar:
+        reason = _reason(state, stretch, steps, patience)
+        while reason is None:
+            state = jax.block_until_ready(_run(run, state, static, data, held_out, key))
+            _show(bar, state, run)
             reason = _reason(state, stretch, steps, patience)
-            while reason is None:
-                state = jax.block_until_ready(_run(run, state, static, data, held_out, key))
-                _show(bar, state, run)
-                reason = _reason(state, stretch, steps, patience)
-                saved.save(state, last=reason is not None)
+            saved.save(state, int(state.stretch), last=reason is not None)
     skipped, taken = int(state.skipped), _done(state, stretch, steps)
     _warn(skipped, taken, reason, loss)
     done = int(state.stretch)
@@ -228,7 +230,7 @@ def _done(state, stretch, steps):
 def _reason(state, stretch, steps, patience) -> str | None:
     """Why a run ends here, or None if it goes on."""
     if int(state.stretch) > 0 and float(state.bad) > 0.5:
-        return "too many steps were not finite"
+        return TOO_MANY_BAD
     if _done(state, stretch, steps) == steps:
         return "finished"
     if patience is not None and int(state.waited) >= patience:
@@ -246,7 +248,7 @@ def _show(bar, state, run):
 
 
 def _warn(skipped, taken, reason, loss):
-    if reason == "too many steps were not finite":
+    if reason == TOO_MANY_BAD:
         warnings.warn(
             f"Training stopped after {taken} steps, {skipped} of which gave a loss or gradient that is not finite; "
             "the best parameters so far are returned. Try a smaller learning rate, float64, or a loss that is finite.",

@@ -10,17 +10,15 @@ import time
 from functools import partial
 from pathlib import Path
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
-import optax
 from flowjax.distributions import StandardNormal, Transformed
-from jax import lax
-from tqdm import tqdm
 
 from ddnf import DDNF, certify, plot
+from ddnf.inference import train
 from ddnf.inference.diagnostics import kl_by_quadrature
+from ddnf.inference.reverse_kl import ReverseKL
 from ddnf.targets.toy import ENERGIES, Energy
 
 
@@ -50,33 +48,21 @@ def fit(config: Config, *, progress: bool = True) -> DDNF:
 
     For the first fifth of the way the energy is tempered, so that q finds both modes before it narrows.
     """
-    energy = ENERGIES[config.energy]
     key, flow_key = jr.split(jr.key(config.seed))
     flow = DDNF(flow_key, 2, blocks=config.blocks, steps=config.steps, hidden=config.hidden)
-    arrays, static = eqx.partition(flow, eqx.is_inexact_array)
-    schedule = optax.cosine_decay_schedule(config.learning_rate, config.iterations)
-    optimizer = optax.chain(optax.clip_by_global_norm(10.0), optax.adam(schedule))
-
-    temper = optax.linear_schedule(0.05, 1.0, config.iterations // 5)
-
-    def loss(arrays, key, count):
-        x = jr.normal(key, (config.batch, 2))
-        y, log_det = jax.vmap(eqx.combine(arrays, static).transform_and_log_det)(x)
-        return jnp.mean(temper(count) * jax.vmap(energy.potential)(y) - log_det)
-
-    def iterate(state, key):
-        arrays, memory, count = state
-        value, gradient = jax.value_and_grad(loss)(arrays, key, count)
-        updates, memory = optimizer.update(gradient, memory)
-        return (optax.apply_updates(arrays, updates), memory, count + 1), value
-
-    state, stretches = (arrays, optimizer.init(arrays), 0), 20
-    run = jax.jit(partial(lax.scan, iterate))
-    bar = tqdm(_split(key, config.iterations, stretches), desc=_name(config), disable=not progress)
-    for keys in bar:
-        state, values = run(state, keys)
-        bar.set_postfix(loss=f"{jnp.mean(values):.3f}")
-    return eqx.combine(state[0], static)
+    loss = ReverseKL(
+        ENERGIES[config.energy].log_density,
+        whitening=None,
+        regularizer=None,
+        batch=config.batch,
+        gradient="path",
+        temper=config.iterations // 5,
+        spread=jnp.asarray(1.0),
+    )
+    optimizer = train.adam(config.learning_rate, config.iterations)
+    name = f"{config.energy}, K={config.blocks}, {config.hidden} units"
+    options = dict(steps=config.iterations, optimizer=optimizer, progress=progress, description=name)
+    return train.fit(key, flow, loss, **options).parameters
 
 
 def measure(flow: DDNF, config: Config) -> dict:
@@ -106,16 +92,6 @@ def draw(flows: dict[str, dict[str, DDNF]], results: list[dict]):
 
 def _density_panel(log_density, energy: Energy):
     return partial(plot.density, log_density=jax.jit(log_density), bound=energy.bound)
-
-
-def _split(key, iterations, stretches):
-    """Keys in stretches of equal length, so that one compiled loop serves all of them."""
-    length = max(1, iterations // stretches)
-    return jr.split(key, (max(1, iterations // length), length))
-
-
-def _name(config: Config) -> str:
-    return f"{config.energy}, K={config.blocks}, {config.hidden} units"
 
 
 def main(arguments: list[str] | None = None):

@@ -1,0 +1,133 @@
+"""The scikit-learn estimator: its own checks, and what people do with estimators."""
+
+import pickle
+
+import numpy as np
+import pandas as pd
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+from sklearn.base import clone
+from sklearn.exceptions import NotFittedError
+from sklearn.model_selection import GridSearchCV
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+from ddnf.bridges.sklearn import DDNFDensity
+
+ROWS = np.random.default_rng(0).normal(size=(40, 2)) * [1.0, 3.0] + [0.0, 5.0]
+
+
+def tiny(**options):
+    return DDNFDensity(**dict(blocks=1, hidden=(2,), iterations=5, random_state=0) | options)
+
+
+@parametrize_with_checks([tiny(random_state=None)])
+def test_its_own_checks(estimator, check):
+    check(estimator)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return tiny().fit(ROWS)
+
+
+def test_score_is_the_log_likelihood_of_all_rows(model):
+    scores = model.score_samples(ROWS)
+    assert scores.dtype == np.float64 and scores.shape == (40,)
+    assert isinstance(model.score(ROWS), float)
+    assert_allclose(model.score(ROWS), scores.sum(), rtol=1e-12)
+    assert_allclose(scores, model.density_.log_prob(ROWS), rtol=1e-12)
+
+
+def test_draws(model):
+    assert model.sample().shape == (1, 2)
+    draws = model.sample(30, random_state=3)
+    assert draws.dtype == np.float64 and draws.shape == (30, 2)
+    assert_array_equal(draws, model.sample(30, random_state=3))
+    assert_array_equal(draws, model.sample(30, random_state=np.random.RandomState(3)))
+    state = np.random.RandomState(3)
+    assert not np.array_equal(model.sample(30, state), model.sample(30, state))
+    np.random.seed(3)
+    assert_array_equal(draws, model.sample(30))
+
+
+def test_random_states(model):
+    scores = model.score_samples(ROWS)
+    assert_array_equal(tiny().fit(ROWS).score_samples(ROWS), scores)
+    assert_array_equal(tiny(random_state=np.random.RandomState(0)).fit(ROWS).score_samples(ROWS), scores)
+    assert not np.array_equal(tiny(random_state=1).fit(ROWS).score_samples(ROWS), scores)
+
+
+def test_pickled(model):
+    copy = pickle.loads(pickle.dumps(model))
+    assert_array_equal(copy.score_samples(ROWS), model.score_samples(ROWS))
+    assert_array_equal(copy.sample(3, random_state=0), model.sample(3, random_state=0))
+
+
+def test_cloned():
+    model = tiny(support={0: "positive"})
+    copy = clone(model.fit(np.abs(ROWS)))
+    assert isinstance(copy, DDNFDensity)
+    assert copy.get_params() == model.get_params()
+    assert not hasattr(copy, "density_")
+
+
+def test_in_a_pipeline():
+    pipeline = make_pipeline(StandardScaler(), tiny()).fit(ROWS)
+    assert pipeline.score(ROWS) == np.sum(pipeline.score_samples(ROWS))
+
+
+def test_in_a_search():
+    search = GridSearchCV(tiny(), dict(random_state=[0, 1]), cv=2, error_score="raise").fit(ROWS)
+    assert np.isfinite(search.cv_results_["mean_test_score"]).all()
+    assert search.score(ROWS) == search.best_estimator_.score(ROWS)
+
+
+def test_names_of_columns():
+    frame = pd.DataFrame(ROWS, columns=["width", "height"])
+    model = tiny().fit(frame)
+    assert list(model.feature_names_in_) == ["width", "height"]
+    assert model.density_.names == ("width", "height")
+    with pytest.raises(ValueError, match="feature names should match"):
+        model.score_samples(frame[["height", "width"]])
+
+
+def test_supports():
+    model = tiny(support={0: "positive"}).fit(np.abs(ROWS))
+    assert (model.sample(50, random_state=0)[:, 0] > 0).all()
+    assert model.score_samples([[-1.0, 1.0]]) == -np.inf
+
+
+def test_default_fields_by_the_number_of_columns():
+    assert DDNFDensity()._hidden(2) == (64, 64)
+    assert DDNFDensity()._hidden(4) == (64, 8, 64)
+    assert DDNFDensity(hidden=[3])._hidden(4) == (3,)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (dict(blocks=0), "Expected blocks of at least 1"),
+        (dict(activation="relu"), "Expected activation to be one of"),
+        (dict(iterations=0), "Expected steps of at least 1"),
+        (dict(learning_rate=0.0), "Expected a positive learning_rate"),
+        (dict(validation=0.0), "Expected validation"),
+        (dict(support="unit"), "Expected x in its support"),
+        (dict(random_state="now"), "cannot be used to seed"),
+    ],
+)
+def test_bad_settings(options, message):
+    with pytest.raises(ValueError, match=message):
+        tiny(**options).fit(ROWS)
+
+
+def test_too_few_rows():
+    with pytest.raises(ValueError, match=r"Found array with 9 sample\(s\)"):
+        tiny().fit(ROWS[:9])
+
+
+def test_not_fitted():
+    for method in (lambda model: model.score(ROWS), lambda model: model.sample()):
+        with pytest.raises(NotFittedError):
+            method(tiny())
