@@ -99,7 +99,8 @@ def main():
     parser.add_argument("--row", nargs=2, metavar=("METHOD", "POSTERIOR"), help="compute one row and print it")
     options = parser.parse_args()
     if options.row:
-        print(json.dumps(row(*options.row, options.seed)))
+        method, name = options.row
+        print(json.dumps(row(method, name, options.seed)))
         return
     rows = json.loads(options.out.read_text())["rows"] if options.out.exists() else []
     for name in (n for n in POSTERIORS if options.only in n):

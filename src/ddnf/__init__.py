@@ -1,5 +1,7 @@
 """Deep diffeomorphic normalizing flows: exact, invertible, fast."""
 
+from typing import TYPE_CHECKING
+
 from ddnf.flow.bijection import DDNF, Path
 from ddnf.flow.certificate import Certificate, certify
 from ddnf.flow.field import MLPField
@@ -10,6 +12,10 @@ from ddnf.inference.density import Density, fit_density
 from ddnf.inference.models import load
 from ddnf.inference.posterior import Posterior, fit_posterior
 from ddnf.inference.target import Target
+
+if TYPE_CHECKING:
+    from ddnf.bridges.numpyro import from_numpyro
+    from ddnf.bridges.pymc import from_pymc
 
 __version__ = "0.1.0"
 

@@ -14,7 +14,7 @@ import ddnf
 from ddnf import DDNF, Divergence, Exact, MLPField, PrintedTaylor, Taylor, Unbiased, euler, midpoint, rk4, with_key
 
 FIELDS = {
-    "factored": MLPField(jr.key(0), 4, hidden=(9, 3, 8), output_scale=1.0),
+    "factored": MLPField(jr.key(3), 4, hidden=(9, 3, 8), output_scale=1.0),
     "autodiff": eqx.nn.MLP(4, 4, 8, 1, activation=jnp.tanh, key=jr.key(1)),
 }
 

@@ -9,12 +9,13 @@ import jax.random as jr
 import numpy as np
 import pytest
 from flowjax.bijections import Affine, Chain, Invert, TriangularAffine
+from flowjax.distributions import StandardNormal, Transformed
 from jaxtyping import config
 from numpy.testing import assert_allclose
 
 import ddnf
 from ddnf.flow.score import carries_score, carry_score
-from ddnf.inference import judge
+from ddnf.inference import judge, train
 from ddnf.inference.reverse_kl import ReverseKL, whitening
 from ddnf.inference.start import Search, gaussians, merged
 from tests.bijections import BIJECTIONS
@@ -61,7 +62,7 @@ def test_scores_go_through_chains():
     x = jnp.array([0.3, -0.8])
     assert carries_score(chain) and not carries_score(Invert(chain))
     y, log_det, score = carry_score(chain, x, -x)
-    q = ddnf.inference.posterior.Transformed(ddnf.inference.posterior.StandardNormal((2,)), chain)
+    q = Transformed(StandardNormal((2,)), chain)
     assert_allclose(score, jax.grad(q.log_prob)(y), atol=1e-8)
     assert_allclose(log_det, chain.transform_and_log_det(x)[1])
 
@@ -82,7 +83,7 @@ def _gradients(gradient, count, flow=None):
     whiten = whitening(np.array([0.1, 0.2]), np.array([[1.0, 0.0], [0.3, 0.7]]), "full")
     flow = Chain([small(2, output_scale=0.5), whiten.end()]) if flow is None else flow
     loss = ReverseKL(banana, whiten, None, 16, gradient, 0, jnp.asarray(1.0))
-    one = eqx.filter_jit(eqx.filter_grad(lambda f, key: loss(f, ddnf.inference.train.Draw(key, jnp.array(0), None))))
+    one = eqx.filter_jit(eqx.filter_grad(lambda f, key: loss(f, train.Draw(key, jnp.array(0), None))))
     keys = jr.split(jr.key(1), count)
     return np.stack([np.concatenate([np.ravel(a) for a in jax.tree.leaves(one(flow, key))]) for key in keys])
 
@@ -99,8 +100,8 @@ def test_path_gradient_has_no_variance_at_the_solution():
     flow = small(2, output_scale=0.5)
     whiten = whitening(np.zeros(2), np.eye(2), "full")
     chain = Chain([flow, whiten.end()])
-    q = ddnf.inference.posterior.Transformed(ddnf.inference.posterior.StandardNormal((2,)), chain)
-    draw = ddnf.inference.train.Draw(jr.key(0), jnp.array(0), None)
+    q = Transformed(StandardNormal((2,)), chain)
+    draw = train.Draw(jr.key(0), jnp.array(0), None)
     for gradient, bound in (("path", 1e-6), ("total", None)):
         loss = ReverseKL(q.log_prob, whiten, None, 8, gradient, 0, jnp.asarray(1.0))
         value, slope = eqx.filter_value_and_grad(loss)(chain, draw)
@@ -164,11 +165,13 @@ def test_summary(fitted):
 def test_save_and_load(fitted, tmp_path):
     fitted.save(tmp_path / "posterior.ddnf")
     alone = ddnf.load(tmp_path / "posterior.ddnf")
+    assert isinstance(alone, ddnf.Posterior)
     assert (alone.elbo, alone.khat, alone.ess) == (fitted.elbo, fitted.khat, fitted.ess)
     assert (alone.sample(jr.key(0), 20) == fitted.sample(jr.key(0), 20)).all()
     with pytest.raises(ValueError, match="target="):
         alone.importance_sample(jr.key(0), 10)
     again = ddnf.load(tmp_path / "posterior.ddnf", target=fitted.target)
+    assert isinstance(again, ddnf.Posterior)
     again.importance_sample(jr.key(0), 100)
     with pytest.raises(ValueError, match="2 dimensions; got 3"):
         ddnf.load(tmp_path / "posterior.ddnf", target=ddnf.Target(lambda z: -jnp.sum(z**2), 3))
@@ -190,7 +193,10 @@ def test_ends(end):
     posterior = ddnf.fit_posterior(jr.key(0), target, flow=small(2), end=end, **QUICK)
     assert_allclose(posterior.log_evidence, np.log(2 * np.pi) - np.log(1 - 0.09) / 2, atol=0.02)
     kinds = {"full": TriangularAffine, "diagonal": Affine, None: ddnf.DDNF}
-    last = posterior.flow.bijections[-1] if end else posterior.flow
+    last = posterior.flow
+    if end:
+        assert isinstance(last, Chain)
+        last = last.bijections[-1]
     assert isinstance(last, kinds[end])
 
 
@@ -200,20 +206,28 @@ def test_training_with_another_rule_is_judged_by_the_exact_one():
     posterior = ddnf.fit_posterior(
         jr.key(0), ddnf.Target(banana, 2), flow=flow, learning_rate=1e-3, **(QUICK | dict(steps=100, rounds=1))
     )
+    assert isinstance(posterior.flow, Chain)
     trained = posterior.flow.bijections[0]
+    assert isinstance(trained, ddnf.DDNF)
     assert isinstance(trained.log_det, ddnf.Exact) and trained.inversion == "exact"
 
 
 def test_regularizer_keeps_the_flow_short():
     def length(gamma):
+        def regularizer(flow, x):
+            return gamma * ddnf.geodesic(flow.path(x)[1])
+
         posterior = ddnf.fit_posterior(
             jr.key(0),
             ddnf.Target(banana, 2),
             flow=small(2),
-            regularizer=lambda flow, x: gamma * ddnf.geodesic(flow.path(x)[1]),
+            regularizer=regularizer,
             **QUICK,
         )
-        _, path = jax.vmap(posterior.flow.bijections[0].path)(jr.normal(jr.key(1), (100, 2)))
+        assert isinstance(posterior.flow, Chain)
+        trained = posterior.flow.bijections[0]
+        assert isinstance(trained, ddnf.DDNF)
+        _, path = jax.vmap(trained.path)(jr.normal(jr.key(1), (100, 2)))
         return float(jnp.mean(jax.vmap(ddnf.geodesic)(path)))
 
     assert length(10.0) < 0.5 * length(0.0)

@@ -63,7 +63,7 @@ class Context(eqx.Module):
         shapes = [(out, condition_dim), (out, condition_dim), (out, rank), (rank, condition_dim), (rank, into)]
         self.shift, scale, *update = _normals(key, shapes if rank > 0 else shapes[:2])
         self.scale = 0.1 * scale
-        self.update = tuple(update) if update else None
+        self.update = (update[0], update[1], update[2]) if update else None
 
 
 class Layer(eqx.Module):

@@ -25,8 +25,10 @@ def carry_score(
     if isinstance(bijection, Chain):
         total = 0.0
         for part in bijection.bijections:
+            assert isinstance(part, AbstractBijection)
             x, log_det, score = carry_score(part, x, score, condition)
             total = total + log_det
+        assert isinstance(total, Array)
         return x, total, score
     if isinstance(bijection, DDNF):
         return bijection.transform_with_score(x, score, condition)
@@ -46,5 +48,5 @@ def carries_score(bijection: AbstractBijection) -> bool:
     """
     bijection = paramax.unwrap(bijection)
     if isinstance(bijection, Chain):
-        return all(carries_score(part) for part in bijection.bijections)
+        return all(isinstance(part, AbstractBijection) and carries_score(part) for part in bijection.bijections)
     return isinstance(bijection, (DDNF, *_CHEAP_INVERSE))

@@ -1,7 +1,7 @@
 """Columns of a table: where their values live, and the way to an unbounded, standardized space and back."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import jax.numpy as jnp
 import numpy as np
@@ -134,7 +134,7 @@ def _from_real(xp, column, u):
     return u
 
 
-def _is_interval(spec) -> bool:
+def _is_interval(spec) -> TypeGuard[tuple[float | None, float | None]]:
     return isinstance(spec, tuple) and len(spec) == 2 and all(e is None or isinstance(e, int | float) for e in spec)
 
 
@@ -147,4 +147,8 @@ def _column(spec: Any) -> Column:
     low, high = (-np.inf if spec[0] is None else spec[0]), (np.inf if spec[1] is None else spec[1])
     if not low < high:
         raise ValueError(f"Expected an interval with low < high; got {spec!r}.")
-    return Column(*(None if np.isinf(end) else float(end) for end in (low, high)))
+    return Column(_end(low), _end(high))
+
+
+def _end(value) -> float | None:
+    return None if np.isinf(value) else float(value)

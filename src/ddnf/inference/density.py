@@ -13,6 +13,7 @@ import jax.random as jr
 import numpy as np
 from flowjax.bijections import AbstractBijection, Invert
 from flowjax.distributions import StandardNormal, Transformed
+from jax.core import Tracer
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from ddnf.flow.bijection import DDNF
@@ -112,13 +113,14 @@ class Density:
         if condition is None:
             return None
         condition = _table(condition, self.condition_dim, "condition")
-        if not isinstance(condition, jax.core.Tracer) and not np.isfinite(condition).all():
+        if not isinstance(condition, Tracer) and not np.isfinite(condition).all():
             raise ValueError("Expected finite conditions; got NaN or infinity.")
         wanted = (*shape, self.condition_dim)
         if condition.ndim > len(wanted) or any(
             a not in (1, b) for a, b in zip(condition.shape[::-1], wanted[::-1], strict=False)
         ):
             raise ValueError(f"Expected conditions of shape {wanted}; got {condition.shape}.")
+        assert self.condition_mean is not None and self.condition_scale is not None
         standard = jnp.asarray((condition - self.condition_mean) / self.condition_scale, jnp.result_type(float))
         return jnp.broadcast_to(standard, wanted).reshape(-1, self.condition_dim)
 
@@ -155,7 +157,7 @@ def fit_density(
         steps: most training steps.
         batch: rows for each step.
         learning_rate: of Adam, at its height.
-        patience: stop after so many looks at the held-out rows without a better value; one look every 100 steps or more.
+        patience: stop after so many looks at the held-out rows, one every 100 steps or more, without a better value.
         checkpoint: folder to resume from, should the run be interrupted.
         progress: whether to show a bar.
 
@@ -186,7 +188,10 @@ def fit_density(
     _check_flow(flow, rows.shape[1], None if given is None else given.shape[1])
     loss = _Likelihood(columns, jnp.asarray(mean), jnp.asarray(scale))
     data = loss.prepared(rows, given, spread)
-    pick = lambda part: jax.tree.map(lambda a: a[part], data)  # noqa: E731
+
+    def pick(part):
+        return jax.tree.map(lambda a: a[part], data)
+
     result = train.fit(
         fit_key,
         flow,
@@ -316,10 +321,10 @@ def _whole(columns, x):
 
 def _table(x, dim, name):
     try:
-        table = x if isinstance(x, jax.core.Tracer) else np.asarray(x)
+        table = x if isinstance(x, Tracer) else np.asarray(x)
         if np.issubdtype(table.dtype, np.complexfloating):
             raise TypeError("complex numbers")
-        table = table if isinstance(table, jax.core.Tracer) else table.astype(float)
+        table = table if isinstance(table, Tracer) else table.astype(float)
     except (TypeError, ValueError) as error:
         raise ValueError(f"Expected {name} to hold numbers; got {type(x).__name__}: {error}.") from error
     if table.shape[-1:] != (dim,):
@@ -410,8 +415,8 @@ def _check_flow(flow, dim, condition_dim):
 def _warn_of(log_likelihood):
     if not np.isfinite(log_likelihood):
         warnings.warn(
-            "The held-out rows have no finite likelihood: the fit has failed. Look for outliers, lower learning_rate, or "
-            "use float64.",
+            "The held-out rows have no finite likelihood: the fit has failed. Look for outliers, lower learning_rate, "
+            "or use float64.",
             RuntimeWarning,
             stacklevel=3,
         )

@@ -60,14 +60,15 @@ def load(
     try:
         flow = _flow(header, arrays, like)
         if kind == "posterior":
-            figures = [float(header["figures"][name]) for name in _POSTERIOR]
-            model = Posterior(flow, target, *figures, tuple(header["complaints"]), arrays["losses"])
+            figures = {name: float(header["figures"][name]) for name in _POSTERIOR}
+            complaints = tuple(header["complaints"])
+            model = Posterior(flow, target, complaints=complaints, losses=arrays["losses"], **figures)
         elif kind == "density":
-            figures = [float(header["figures"][name]) for name in _DENSITY]
-            held = [arrays.get(name) for name in _DENSITY_ARRAYS]
+            held: dict[str, Any] = {name: float(header["figures"][name]) for name in _DENSITY}
+            held |= {name: arrays.get(name) for name in _DENSITY_ARRAYS}
             columns = tuple(Column(*column) for column in header["columns"])
             names = None if header["names"] is None else tuple(header["names"])
-            model = Density(flow, columns, *held[:4], *figures, *held[4:], names=names)
+            model = Density(flow, columns, names=names, **held)
         else:
             raise ValueError(f"Expected a posterior or a density; got a file with a {kind!r}.")
     except (KeyError, TypeError) as error:

@@ -197,9 +197,14 @@ def fit_posterior(
     gradient = best_gradient(whole) if gradient is None else gradient
     temper = (0.3 if len(modes) > 1 else 0.0) if temper is None else temper
     losses, verdict, start = [], None, whole
-    finish = lambda whole: exactly(whole if whiten is None else whiten.merge(whole))  # noqa: E731
+
+    def finish(trained):
+        return exactly(trained if whiten is None else whiten.merge(trained))
+
+    final = finish(whole)
     # What judges the fit compiles while the training does.
-    Thread(target=judge.warm_up, args=(judge_key, finish(whole), target), daemon=True).start()
+    warming = Thread(target=judge.warm_up, args=(judge_key, final, target))
+    warming.start()
     for number in range(rounds):
         warm = int(temper * steps) if number == 0 else 0
         spread = jnp.asarray(1.0 if verdict is None or verdict.khat < judge.GOOD_KHAT else 1.5)
@@ -220,9 +225,11 @@ def fit_posterior(
             whole, learning_rate = start, learning_rate / 10
             continue
         final = finish(whole)
+        warming.join()
         verdict = judge.judge(judge_key, final, target)
         if verdict.is_good:
             break
+    assert verdict is not None  # the last round ends with one
     course = np.concatenate(losses)
     complaints = judge.complaints(judge_key, final, target, verdict, course, search)
     for complaint in complaints:
@@ -232,8 +239,9 @@ def fit_posterior(
 
 def default_flow(key: PRNGKeyArray, dim: int) -> DDNF:
     """The flow that `fit_posterior` takes where none is given."""
-    size = dict(blocks=4, steps=4, hidden=(16, 16)) if dim <= 3 else dict(blocks=16, steps=2, hidden=(3,))
-    return DDNF(key, dim, **size, activation="softplus")
+    if dim <= 3:
+        return DDNF(key, dim, blocks=4, steps=4, hidden=(16, 16), activation="softplus")
+    return DDNF(key, dim, blocks=16, steps=2, hidden=(3,), activation="softplus")
 
 
 def _end(end, dim) -> End:

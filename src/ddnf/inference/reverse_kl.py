@@ -50,10 +50,16 @@ class Whitening(eqx.Module):
         # Without wrappers around the parameters: they hold functions, and new ones would make all compile again.
         end = paramax.unwrap(end)
         if isinstance(end, TriangularAffine):
+            assert not isinstance(end.triangular, paramax.AbstractUnwrappable)
             merged = self(end.loc), self.scale @ end.triangular
             return Chain([*parts, eqx.tree_at(lambda e: (e.loc, e.triangular), end, merged)])
-        assert isinstance(end, Affine)
+        assert isinstance(end, Affine) and not isinstance(end.scale, paramax.AbstractUnwrappable)
         return Chain([*parts, eqx.tree_at(lambda e: (e.loc, e.scale), end, (self(end.loc), self.scale * end.scale))])
+
+
+def _first(flow):
+    assert isinstance(flow, Chain)
+    return flow.bijections[0]
 
 
 @lru_cache
@@ -103,9 +109,9 @@ class ReverseKL(eqx.Module):
             log_p = jax.vmap(self._whitened)(u)
             value = jnp.mean(log_q - log_det - log_p)
             surrogate = jnp.mean(-log_det - warmth * log_p)
-        if self.regularizer is not None:
-            inner = flow if self.whitening is None else flow.bijections[0]
-            surrogate = surrogate + jnp.mean(jax.vmap(lambda x: self.regularizer(inner, x))(x))
+        if (regularizer := self.regularizer) is not None:
+            inner = flow if self.whitening is None else _first(flow)
+            surrogate = surrogate + jnp.mean(jax.vmap(lambda x: regularizer(inner, x))(x))
         return lax.stop_gradient(value - surrogate) + surrogate
 
     def _whitened(self, u):

@@ -161,9 +161,9 @@ def merged(modes: list[Gaussian]) -> Gaussian:
         return best
     weights = np.exp([g.elbo - best.elbo for g in modes])
     weights /= weights.sum()
-    mean = sum(w * g.mean for w, g in zip(weights, modes, strict=True))
+    mean = sum((w * g.mean for w, g in zip(weights, modes, strict=True)), np.zeros_like(best.mean))
     parts = ((g.scale @ g.scale.T + np.outer(g.mean - mean, g.mean - mean)) for g in modes)
-    covariance = sum(w * part for w, part in zip(weights, parts, strict=True))
+    covariance = sum((w * part for w, part in zip(weights, parts, strict=True)), np.zeros_like(best.scale))
     return Gaussian(mean, np.linalg.cholesky(covariance), best.elbo, best.mode)
 
 
@@ -177,6 +177,6 @@ def _factor(precision):
     values = np.maximum(np.abs(values), 1e-8 * np.abs(values).max())
     root = (vectors / np.sqrt(values)) / scale[:, None]
     # root root^T = L L^T: the triangle comes from a QR of root^T, which needs no squares.
-    triangle = np.linalg.qr(root.T, mode="r").T
+    triangle = np.asarray(np.linalg.qr(root.T, mode="r")).T
     triangle = triangle * np.sign(np.diag(triangle))
     return triangle, float(np.sum(np.log(np.diag(triangle))))

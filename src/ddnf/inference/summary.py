@@ -62,6 +62,6 @@ def scalars(draws: Mapping[str, Any]) -> dict[str, np.ndarray]:
     return named
 
 
-def _row(values):
+def _row(values) -> dict[str, float]:
     quantiles = np.quantile(values, [0.05, 0.5, 0.95])
     return dict(zip(COLUMNS, map(float, (values.mean(), values.std(), *quantiles)), strict=True))

@@ -61,8 +61,10 @@ def fit(config: Config, *, progress: bool = True) -> DDNF:
     )
     optimizer = train.adam(config.learning_rate, config.iterations)
     name = f"{config.energy}, K={config.blocks}, {config.hidden} units"
-    options = dict(steps=config.iterations, optimizer=optimizer, progress=progress, description=name)
-    return train.fit(key, flow, loss, **options).parameters
+    result = train.fit(
+        key, flow, loss, steps=config.iterations, optimizer=optimizer, progress=progress, description=name
+    )
+    return result.parameters
 
 
 def measure(flow: DDNF, config: Config) -> dict:

@@ -51,7 +51,7 @@ def textbook(z: Float[Array, " 2"]) -> Float[Array, ""]:
 def _log_likelihood(z):
     """Sum of log B(L m + y, L (1 - m) + n - y) - log B(L m, L (1 - m)).
 
-    As differences of log Gamma it would lose its digits in float32: log Gamma(a + y) - log Gamma(a) by Stirling's series
+    As differences of log Gamma it would lose digits in float32: log Gamma(a + y) - log Gamma(a) by Stirling's series
     is (a - 1/2) log(1 + y / a) + y log(a + y) - y + small, and the large terms of the three differences cancel by hand.
     """
     precision = jnp.exp(z[1])
