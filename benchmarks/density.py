@@ -106,6 +106,8 @@ def main():
     parser.add_argument("--methods", nargs="+", default=METHODS)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
+    if not (Path(options.data) / "miniboone_maf_val_test.npz").exists():
+        parser.error(f"Expected the tables in {str(options.data)!r}; say where they are with --data or DDNF_DATA.")
     rows = json.loads(options.out.read_text())["rows"] if options.out.exists() else []
     for table in options.tables:
         train, test = TABLES[table](options.data)
