@@ -138,10 +138,10 @@ def missed_mode(key, flow, target, verdict, search) -> str | None:
     height, _ = search.value(worst.mean)
     if covered > height - verdict.log_evidence - 3:
         return None
+    place = np.array2string(worst.mean, precision=3, threshold=6, max_line_width=1000)
     return (
-        f"The fit does not cover a mode with about {share:.0%} of the target's mass, at "
-        f"{np.array2string(worst.mean, precision=3, threshold=6)}. Search more widely (searches), warm the target up "
-        "(temper=0.5), use a larger flow, or start near both with Target(initial=...)."
+        f"The fit does not cover a mode with about {share:.0%} of the target's mass, at {place}. Search more widely "
+        "(searches), warm the target up (temper=0.5), use a larger flow, or start near both with Target(initial=...)."
     )
 
 
