@@ -42,6 +42,8 @@ def cancer_fit(target, known, seed):
     return posterior, np.asarray(posterior.sample(jr.key(seed + 100), 200_000))
 
 
+# Among a million draws, k-hat looks further into the tail than among those that judge a fit.
+@pytest.mark.filterwarnings("ignore:k-hat")
 @pytest.mark.parametrize("seed", range(10))
 def test_cancer_as_in_table_2(seed):
     known = cancer.REFERENCE["table2"]

@@ -67,13 +67,15 @@ def judge(key: PRNGKeyArray, flow: AbstractBijection, target: Target) -> Verdict
     )
 
 
-def warm_up(key: PRNGKeyArray, flow: AbstractBijection, target: Target) -> None:
-    """Compiles what `judge` and `complaints` will need, by judging a flow of the same structure."""
-    # Whatever is wrong with it is said when the fit itself is judged.
+def warm_up(key: PRNGKeyArray, flow: AbstractBijection) -> None:
+    """Compiles what `judge` and `complaints` will need of the flow, by judging one of the same structure.
+
+    Not of the target: this may run in a thread of its own, and NumPyro's models are traced with global state.
+    """
+    # Whatever is wrong with the flow is said when the fit itself is judged.
     with contextlib.suppress(Exception):
         draw(flow, key, EVALUATED)
-        log_density(target.log_density, jnp.zeros((EVALUATED, target.dim)))
-        _folded(flow, _few(key, target.dim))
+        _folded(flow, _few(key, flow.shape[0]))
 
 
 def complaints(

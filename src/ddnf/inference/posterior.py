@@ -175,8 +175,8 @@ def fit_posterior(
 
     Example:
         >>> import ddnf, jax.numpy as jnp, jax.random as jr
-        >>> target = ddnf.Target(lambda z: -jnp.cosh(z[0]) - (z[1] - z[0] ** 2) ** 2, 2)
-        >>> posterior = ddnf.fit_posterior(jr.key(0), target, steps=300, rounds=1, progress=False)
+        >>> target = ddnf.Target(lambda z: -jnp.sum(jnp.cosh(z)) - z[0] * z[1] / 2, 2)
+        >>> posterior = ddnf.fit_posterior(jr.key(0), target, steps=1000, progress=False)
         >>> posterior.sample(jr.key(1), 10).shape
         (10, 2)
         >>> posterior.khat < 0.7
@@ -203,7 +203,7 @@ def fit_posterior(
 
     final = finish(whole)
     # What judges the fit compiles while the training does.
-    warming = Thread(target=judge.warm_up, args=(judge_key, final, target))
+    warming = Thread(target=judge.warm_up, args=(judge_key, final))
     warming.start()
     for number in range(rounds):
         warm = int(temper * steps) if number == 0 else 0

@@ -15,8 +15,8 @@ class Summary(NamedTuple):
         >>> print(summarize({"a": np.arange(5.0)}, dict(khat=0.1)))
         khat 0.1
         <BLANKLINE>
-                       mean           sd           5%          50%          95%
-        a                 2        1.414          0.2            2          3.8
+                         mean           sd           5%          50%          95%
+        a                   2        1.414          0.2            2          3.8
     """
 
     rows: dict[str, dict[str, float]]
