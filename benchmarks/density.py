@@ -46,12 +46,12 @@ def miniboone(folder):
 
 def ours(key, train, test):
     density = ddnf.fit_density(key, train)
-    return np.asarray(density.log_prob(test)), len(density.losses)
+    return np.asarray(density.log_prob(test)), dict(looks=len(density.losses), complaints=density.complaints)
 
 
 def gaussian(key, train, test):
     covariance: Any = np.cov(train.T)
-    return multivariate_normal.logpdf(test, train.mean(axis=0), covariance), 0
+    return multivariate_normal.logpdf(test, train.mean(axis=0), covariance), {}
 
 
 def spline(key, dim):
@@ -84,7 +84,7 @@ def peer(make):
             batch_size=256,
         )
         log_p = jax.jit(jax.vmap(fitted.log_prob))(jnp.asarray((test - mean) / deviation))
-        return np.asarray(log_p) - np.log(deviation).sum(), len(losses["val"])
+        return np.asarray(log_p) - np.log(deviation).sum(), dict(looks=len(losses["val"]))
 
     return run
 
@@ -115,8 +115,8 @@ def main():
             if any((r["table"], r["method"], r["seed"]) == (table, method, options.seed) for r in rows):
                 continue
             start = time.perf_counter()
-            log_p, looks = METHODS[method](jr.key(options.seed), train, test)
-            figures = dict(test=float(log_p.mean()), error=float(log_p.std() / np.sqrt(len(log_p))), looks=looks)
+            log_p, more = METHODS[method](jr.key(options.seed), train, test)
+            figures = dict(test=float(log_p.mean()), error=float(log_p.std() / np.sqrt(len(log_p))), **more)
             seconds = time.perf_counter() - start
             rows.append(dict(table=table, method=method, seed=options.seed, **figures, seconds=seconds))
             print(rows[-1], flush=True)

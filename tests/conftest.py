@@ -3,6 +3,8 @@
 from pathlib import Path
 
 import jax
+import jaxtyping
+import pytest
 from jaxtyping import install_import_hook
 
 jax.config.update("jax_enable_x64", True)
@@ -22,3 +24,11 @@ with install_import_hook("ddnf", "beartype.beartype"):
     import ddnf.plot
     import ddnf.targets.cancer
     import ddnf.targets.toy  # noqa: F401
+
+
+@pytest.fixture
+def as_users_run_it():
+    """Without the run-time check of annotations, which would speak up first."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)

@@ -99,12 +99,6 @@ def test_supports():
     assert model.score_samples([[-1.0, 1.0]]) == -np.inf
 
 
-def test_default_fields_by_the_number_of_columns():
-    assert DDNFDensity()._hidden(2) == (64, 64)
-    assert DDNFDensity()._hidden(4) == (64, 8, 64)
-    assert DDNFDensity(hidden=[3])._hidden(4) == (3,)
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -3,7 +3,6 @@
 import equinox as eqx
 import jax.numpy as jnp
 import jax.random as jr
-import jaxtyping
 import pytest
 
 from ddnf import DDNF, MLPField, PrintedTaylor, Taylor, Unbiased, certify, sobolev
@@ -76,15 +75,7 @@ BAD = {
 }
 
 
-@pytest.fixture
-def _as_users_run_it():
-    """Without the run-time check of annotations, which would speak up first."""
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)
-
-
-@pytest.mark.usefixtures("_as_users_run_it")
+@pytest.mark.usefixtures("as_users_run_it")
 @pytest.mark.parametrize("case", BAD)
 def test_one_clear_line(case):
     call, message = BAD[case]

@@ -7,7 +7,6 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
-import jaxtyping
 import numpy as np
 import pytest
 from flowjax.bijections import Affine, Invert
@@ -209,6 +208,7 @@ def test_held_out_rows_are_not_trained_on():
     assert sum(changed) == 16
 
 
+@pytest.mark.filterwarnings("ignore:The flow folds")  # so large a learning rate
 def test_stops_early_and_keeps_the_best():
     flow = Invert(DDNF(jr.key(0), 2, blocks=1, steps=2, hidden=(32,), output_scale=0.5))
     density = quick_fit(ROWS[:20], flow=flow, steps=5000, learning_rate=0.1, patience=2, validation=0.3)
@@ -256,6 +256,16 @@ def test_tables_of_any_kind():
 def test_repeated_rows_are_warned_of():
     with pytest.warns(RuntimeWarning, match="50% of the rows repeat others"):
         quick_fit(np.concatenate([ROWS[:30], ROWS[:30]]))
+
+
+@pytest.mark.parametrize("condition", [None, ROWS[:, :1] ** 2], ids=["alone", "condition"])
+def test_folds_are_warned_of_and_kept(condition, tmp_path):
+    folding = small_flow(condition_dim=None if condition is None else 1, output_scale=40.0)
+    with pytest.warns(RuntimeWarning, match="folds in .* of the cells on held-out rows"):
+        density = quick_fit(ROWS, condition, flow=folding, steps=1, learning_rate=1e-9)
+    density.save(tmp_path / "model.ddnf")
+    assert ddnf.load(tmp_path / "model.ddnf").complaints == density.complaints != ()
+    assert fitted().complaints == ()
 
 
 def test_collinear_columns():
@@ -340,8 +350,8 @@ BAD = {
     "no bijection": (lambda: fit(flow=jnp.sin), "Expected flow to be a FlowJAX bijection"),
     "log_prob: width": (lambda: by_hand("real", 2).log_prob(np.ones((5, 3))), r"Expected x of shape \(..., 2\)"),
     "log_prob: number": (lambda: by_hand("real", 2).log_prob(1.0), r"Expected x of shape \(..., 2\); got \(\)"),
-    "log_prob: words": (lambda: by_hand("real", 2).log_prob(["a", "b"]), "Expected x to hold numbers"),
-    "log_prob: complex": (lambda: by_hand("real", 2).log_prob(ROWS * 1j), "Expected x to hold numbers"),
+    "log_prob: words": (lambda: by_hand("real", 2).log_prob(["a", "b"]), "Expected x to be a table of numbers"),
+    "log_prob: complex": (lambda: by_hand("real", 2).log_prob(ROWS * 1j), "Expected x to be a table of numbers"),
     "log_prob: traced": (lambda: jax.jit(by_hand("real", 2).log_prob)(jnp.ones((4, 3))), r"Expected x of shape"),
     "log_prob: condition": (lambda: by_hand("real", 2).log_prob(ROWS, GIVEN), "Expected no condition; got one"),
     "log_prob: no condition": (lambda: by_hand("real", 2, 1).log_prob(ROWS), "Expected a condition of 1 numbers"),
@@ -359,15 +369,7 @@ BAD = {
 }
 
 
-@pytest.fixture
-def _as_users_run_it():
-    """Without the run-time check of annotations, which would speak up first."""
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)
-
-
-@pytest.mark.usefixtures("_as_users_run_it")
+@pytest.mark.usefixtures("as_users_run_it")
 @pytest.mark.parametrize("case", BAD)
 def test_one_clear_line(case):
     call, message = BAD[case]

@@ -6,7 +6,6 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
-from jaxtyping import config
 from numpy.testing import assert_allclose
 
 from ddnf.inference.diagnostics import calibrate, effective_share, psis
@@ -44,14 +43,11 @@ def test_effective_share():
     assert_allclose(effective_share(np.log([1.0, 1e-300, 1e-300, 1e-300])), 0.25)
 
 
+@pytest.mark.usefixtures("as_users_run_it")
 @pytest.mark.parametrize("bad", [np.zeros(5), np.zeros((50, 2)), np.full(50, np.nan), np.full(50, -np.inf)])
 def test_psis_bad_input(bad):
-    config.update("jaxtyping_disable", True)
-    try:
-        with pytest.raises(ValueError, match="Expected"):
-            psis(bad)
-    finally:
-        config.update("jaxtyping_disable", False)
+    with pytest.raises(ValueError, match="Expected"):
+        psis(bad)
 
 
 def _simulate(key):

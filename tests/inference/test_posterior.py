@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from flowjax.bijections import Affine, Chain, Invert, TriangularAffine
 from flowjax.distributions import StandardNormal, Transformed
-from jaxtyping import config
 from numpy.testing import assert_allclose
 
 import ddnf
 from ddnf.flow.score import carries_score, carry_score
 from ddnf.inference import judge, train
+from ddnf.inference.folds import folded_share, reverse
 from ddnf.inference.reverse_kl import ReverseKL, whitening
 from ddnf.inference.start import Search, gaussians, merged
 from tests.bijections import BIJECTIONS
@@ -267,8 +267,21 @@ def test_a_narrow_fit_has_a_large_khat():
 
 def test_folds_are_reported():
     flow = ddnf.DDNF(jr.key(0), 2, blocks=1, steps=1, hidden=(4,), output_scale=20.0)
-    assert judge._folded(flow, jr.normal(jr.key(0), (100, 2))) is not None
-    assert judge._folded(small(2), jr.normal(jr.key(0), (100, 2))) is None
+    x = jr.normal(jr.key(0), (100, 2))
+    end = Affine(jnp.ones(2))
+    for whole in (flow, Chain([small(2), flow]), reverse(Chain([Chain([Invert(end)]), Invert(flow)])), Invert(flow)):
+        assert folded_share(whole, x) > 0
+    assert folded_share(Chain([small(2), end]), x) == 0
+    assert folded_share(Invert(small(2)), x) == 0
+
+
+def test_a_fit_that_folds_says_so():
+    flow = ddnf.DDNF(jr.key(0), 2, blocks=1, steps=1, hidden=(4,), output_scale=20.0)
+    with pytest.warns(RuntimeWarning) as caught:
+        ddnf.fit_posterior(
+            jr.key(0), ddnf.Target(banana, 2), flow=flow, steps=2, rounds=1, learning_rate=1e-9, progress=False
+        )
+    assert any("The flow folds in" in str(warning.message) for warning in caught)
 
 
 def test_losses_that_still_fall_are_reported():
@@ -311,15 +324,12 @@ BAD = {
 }
 
 
+@pytest.mark.usefixtures("as_users_run_it")
 @pytest.mark.parametrize("name", BAD)
 def test_bad_input(name):
     call, message = BAD[name]
-    config.update("jaxtyping_disable", True)
-    try:
-        with pytest.raises(ValueError, match=message) as error:
-            call()
-    finally:
-        config.update("jaxtyping_disable", False)
+    with pytest.raises(ValueError, match=message) as error:
+        call()
     assert "\n" not in str(error.value)
 
 

@@ -5,18 +5,15 @@ from typing import Any
 
 import jax.random as jr
 import numpy as np
-from flowjax.bijections import AbstractBijection, Invert
 from jaxtyping import Float, PRNGKeyArray
 
-from ddnf.flow.bijection import DDNF
-from ddnf.inference.density import fit_density
+from ddnf.inference.density import default_flow, fit_density
+from ddnf.inference.rows import FEWEST_ROWS
 from ddnf.optional import require
 
 base = require("sklearn.base", "sklearn")
 utils = require("sklearn.utils", "sklearn")
 validation_tools = require("sklearn.utils.validation", "sklearn")
-
-_FEWEST_ROWS = 10
 
 
 class DDNFDensity(base.DensityMixin, base.BaseEstimator):
@@ -84,12 +81,19 @@ class DDNFDensity(base.DensityMixin, base.BaseEstimator):
 
     def fit(self, X: Any, y: Any = None) -> "DDNFDensity":
         """Fits the density to rows (n, columns); `y` is ignored."""
-        X = validation_tools.validate_data(self, X, dtype=np.float64, ensure_min_samples=_FEWEST_ROWS)
+        X = validation_tools.validate_data(self, X, dtype=np.float64, ensure_min_samples=FEWEST_ROWS)
         flow_key, fit_key = jr.split(_key(self.random_state))
         density = fit_density(
             fit_key,
             X,
-            flow=self._flow(flow_key, X.shape[1]),
+            flow=default_flow(
+                flow_key,
+                X.shape[1],
+                blocks=self.blocks,
+                steps=self.steps,
+                hidden=self.hidden,
+                activation=self.activation,
+            ),
             support=self.support,
             validation=self.validation,
             steps=self.iterations,
@@ -118,24 +122,6 @@ class DDNFDensity(base.DensityMixin, base.BaseEstimator):
         """Draws from the density, a row each."""
         validation_tools.check_is_fitted(self)
         return np.asarray(self.density_.sample(_key(random_state), n_samples), np.float64)
-
-    def _flow(self, key: PRNGKeyArray, dim: int) -> AbstractBijection:
-        # Trained from the data to the normal, hence inverted.
-        return Invert(
-            DDNF(
-                key,
-                dim,
-                blocks=self.blocks,
-                steps=self.steps,
-                hidden=self._hidden(dim),
-                activation=self.activation,
-            )
-        )
-
-    def _hidden(self, dim: int) -> tuple[int, ...]:
-        if self.hidden is not None:
-            return tuple(self.hidden)
-        return (64, 64) if dim <= 3 else (64, 8, 64)
 
 
 def _key(random_state) -> PRNGKeyArray:

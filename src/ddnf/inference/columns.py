@@ -17,10 +17,6 @@ class Column(NamedTuple):
     high: float | None = None
     integer: bool = False
 
-    @property
-    def is_real(self) -> bool:
-        return self.low is None and self.high is None and not self.integer
-
     def __str__(self):
         low, high = ("-inf" if self.low is None else self.low), ("inf" if self.high is None else self.high)
         return f"{'integers of ' if self.integer else ''}({low}, {high})"
@@ -62,17 +58,23 @@ def columns_from(support: Spec | Sequence[Spec] | Mapping[int, Spec] | None, dim
 
 def outside(columns: Sequence[Column], x: Float[np.ndarray, "n dim"]) -> str | None:
     """A word on the first column with values outside of its support, or None."""
-    for number, (column, values) in enumerate(zip(columns, np.asarray(x).T, strict=True)):
-        # An integer n stands for the interval [n, n + 1), so it may lie on the lower end.
-        low_is_fine = column.low is None or ((values >= column.low) if column.integer else (values > column.low)).all()
-        high_is_fine = column.high is None or (values + column.integer <= column.high + column.integer * 1.0).all()
-        if column.high is not None and not column.integer:
-            high_is_fine = (values < column.high).all()
-        if not (low_is_fine and high_is_fine):
+    # An integer n stands for the interval [n, n + 1), so it may lie on the lower end.
+    integer = np.array([column.integer for column in columns])
+    fine = inside(columns, x + 0.5 * integer).all(axis=0)
+    for number, column in enumerate(columns):
+        if not fine[number]:
             return f"column {number} has values outside of {column}"
-        if column.integer and (values != np.floor(values)).any():
+        if column.integer and (x[:, number] != np.floor(x[:, number])).any():
             return f"column {number} has values that are not integers"
     return None
+
+
+def inside(columns: Sequence[Column], x: Any) -> Any:
+    """Which values lie in the interval of their column. NumPy in, NumPy out; otherwise JAX."""
+    filled = [_filled(column) for column in columns]
+    low = np.array([-np.inf if column.low is None else column.low for column in filled])
+    high = np.array([np.inf if column.high is None else column.high for column in filled])
+    return (x > low) & (x < high)
 
 
 def to_real(columns: Sequence[Column], x: Any) -> tuple[Any, Any]:

@@ -17,13 +17,14 @@ from jax.core import Tracer
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from ddnf.flow.bijection import DDNF
+from ddnf.inference import rows as rows_of
 from ddnf.inference import train
-from ddnf.inference.columns import Column, Spec, columns_from, from_real, outside, to_real
+from ddnf.inference.columns import Column, Spec, columns_from, from_real, inside, to_real
+from ddnf.inference.folds import folded_share, reverse
 from ddnf.inference.reverse_kl import exactly
+from ddnf.inference.start import LARGEST_FULL
 from ddnf.inference.target import generator
 
-_LARGEST_FULL = 128
-_FEWEST_ROWS = 10
 # Points in [0, 1) at which the density of an integer's interval is averaged.
 _INTEGER_POINTS = 64
 
@@ -41,6 +42,7 @@ class Density:
         train_log_likelihood: the same of the training rows.
         losses, values: negative log-likelihood in training and on the held-out rows over the course of training.
         names: of the columns and then of the conditions, where they are known.
+        complaints: what was found wrong with the fit, each with what to do; empty if nothing was.
     """
 
     flow: AbstractBijection
@@ -54,6 +56,7 @@ class Density:
     losses: Float[np.ndarray, " n"]
     values: Float[np.ndarray, " n"]
     names: tuple[str, ...] | None = None
+    complaints: tuple[str, ...] = ()
 
     @property
     def dim(self) -> int:
@@ -69,7 +72,7 @@ class Density:
         With integer columns it is the log probability of the integers, the density integrated over the unit interval
         of each by 64 points: an estimate, the same at each call.
         """
-        x = _table(x, self.dim, "x")
+        x = rows_of.table(x, self.dim, "x")
         flat = x.reshape(-1, self.dim)
         given = self._conditions(condition, x.shape[:-1])
         if not any(column.integer for column in self.columns):
@@ -84,7 +87,7 @@ class Density:
         """n draws; with a condition (c,) n draws given it, with conditions (n, c) one draw for each."""
         if n is None:
             n = 1000 if condition is None or np.ndim(condition) < 2 else len(condition)
-        if not _is_integer(n) or n < 1:
+        if not rows_of.is_integer(n) or n < 1:
             raise ValueError(f"Expected at least 1 draw; got {n}.")
         u = _sample(self.flow, key, n, self._conditions(condition, (n,)))
         # On the host and in double precision: far from the origin single precision has wide steps.
@@ -97,14 +100,14 @@ class Density:
         save(path, self)
 
     def _real_log_prob(self, x, condition):
-        inside = _inside(self.columns, x)
+        is_inside = inside(self.columns, x).all(axis=-1)
         xp: Any = np if isinstance(x, np.ndarray) else jnp
         middle = from_real(self.columns, self.mean)
-        x = xp.where(inside[..., None], x, xp.asarray(middle))
+        x = xp.where(is_inside[..., None], x, xp.asarray(middle))
         real, log_det = to_real(self.columns, x)
         u = jnp.asarray(_standardized(self.mean, self.scale, real), jnp.result_type(float))
         log_det = jnp.asarray(log_det - np.sum(np.log(np.diag(self.scale))), u.dtype)
-        return jnp.where(jnp.asarray(inside), _log_prob(self.flow, u, condition) + log_det, -jnp.inf)
+        return jnp.where(jnp.asarray(is_inside), _log_prob(self.flow, u, condition) + log_det, -jnp.inf)
 
     def _conditions(self, condition, shape):
         if (condition is None) != (self.condition_dim is None):
@@ -112,7 +115,8 @@ class Density:
             raise ValueError(f"Expected {wanted}; got {'none' if condition is None else 'one'}.")
         if condition is None:
             return None
-        condition = _table(condition, self.condition_dim, "condition")
+        assert self.condition_dim is not None
+        condition = rows_of.table(condition, self.condition_dim, "condition")
         if not isinstance(condition, Tracer) and not np.isfinite(condition).all():
             raise ValueError("Expected finite conditions; got NaN or infinity.")
         wanted = (*shape, self.condition_dim)
@@ -172,13 +176,13 @@ def fit_density(
         >>> float(density.log_prob([-1.0, 1.0]))
         -inf
     """
-    _check_numbers(dict(steps=steps, batch=batch, patience=patience), learning_rate)
-    rows = _rows(x, "x")
+    rows_of.check_numbers(dict(steps=steps, batch=batch, patience=patience), learning_rate)
+    rows = rows_of.finite_rows(x, "x")
     columns = columns_from(support, rows.shape[1])
-    _check_rows(rows, columns)
-    given = None if condition is None else _given(condition, len(rows))
+    rows_of.check_rows(rows, columns)
+    given = None if condition is None else rows_of.conditions(condition, len(rows))
     order = generator(key).permutation(len(rows))
-    held = _held_out(validation, len(rows))
+    held = rows_of.held_out(validation, len(rows))
     noise = generator(jr.fold_in(key, 1)).uniform(size=rows.shape) * [column.integer for column in columns]
     mean, scale = _moments(to_real(columns, rows + noise)[0][order[held:]])
     spread = None if given is None else (given.mean(axis=0), np.maximum(given.std(axis=0), 1e-12))
@@ -212,8 +216,14 @@ def fit_density(
     fitted = Density(final, columns, mean, scale, *(spread or (None, None)), 0.0, 0.0, result.losses, result.values)
     chosen = [order[:held], order[held:][:10_000]]
     likelihoods = [_mean_log_prob(fitted, rows[c], None if given is None else given[c]) for c in chosen]
-    _warn_of(likelihoods[0])
-    return dataclasses.replace(fitted, log_likelihood=likelihoods[0], train_log_likelihood=likelihoods[1])
+    few = pick(order[: min(held, 500)])
+    u, _ = loss.standardize(few[0], _spread(columns, len(few[0])))
+    complaints = _complaints(likelihoods[0], folded_share(reverse(final), u, few[1]))
+    for complaint in complaints:
+        warnings.warn(complaint, RuntimeWarning, stacklevel=2)
+    return dataclasses.replace(
+        fitted, log_likelihood=likelihoods[0], train_log_likelihood=likelihoods[1], complaints=complaints
+    )
 
 
 class _Likelihood(eqx.Module):
@@ -233,21 +243,21 @@ class _Likelihood(eqx.Module):
 
     def __call__(self, flow, draw: train.Draw):
         rows, given = draw.rows
-        if self._has_integers:
-            noise = jr.uniform(draw.key, rows.shape, rows.dtype) * jnp.array([c.integer for c in self.columns])
-            rows, log_det = self._standardize(rows + noise)
-            return -jnp.mean(_log_prob(flow, rows, given) + log_det)
-        return -jnp.mean(_log_prob(flow, rows, given))
+        noise = jr.uniform(draw.key, rows.shape, rows.dtype) if self._has_integers else None
+        rows, log_det = self.standardize(rows, noise)
+        return -jnp.mean(_log_prob(flow, rows, given) + log_det)
 
     def held_out(self, flow, data):
         rows, given = data
-        if self._has_integers:
-            rows, log_det = self._standardize(rows + jnp.asarray(_spread(self.columns, len(rows)), rows.dtype))
-            return -jnp.mean(_log_prob(flow, rows, given) + log_det)
-        return -jnp.mean(_log_prob(flow, rows, given))
+        rows, log_det = self.standardize(rows, _spread(self.columns, len(rows)))
+        return -jnp.mean(_log_prob(flow, rows, given) + log_det)
 
-    def _standardize(self, rows):
-        real, log_det = to_real(self.columns, rows)
+    def standardize(self, rows, noise):
+        """Prepared rows in standardized space, integers with noise; and the log-determinant of what was left to do."""
+        if not self._has_integers:
+            return rows, 0.0
+        integer = np.array([column.integer for column in self.columns])
+        real, log_det = to_real(self.columns, rows + jnp.asarray(noise * integer, rows.dtype))
         return _standardized(self.mean, self.scale, real), log_det
 
     @property
@@ -255,10 +265,21 @@ class _Likelihood(eqx.Module):
         return any(column.integer for column in self.columns)
 
 
-def default_flow(key: PRNGKeyArray, dim: int, condition_dim: int | None = None) -> AbstractBijection:
+def default_flow(
+    key: PRNGKeyArray,
+    dim: int,
+    condition_dim: int | None = None,
+    *,
+    blocks: int = 8,
+    steps: int = 2,
+    hidden: Sequence[int] | None = None,
+    activation: str = "softplus",
+) -> AbstractBijection:
     """The flow that `fit_density` takes where none is given: trained from the data to the normal, hence inverted."""
-    hidden = (64, 64) if dim <= 3 else (64, 8, 64)
-    return Invert(DDNF(key, dim, blocks=8, steps=2, hidden=hidden, condition_dim=condition_dim, activation="softplus"))
+    if hidden is None:
+        hidden = (64, 64) if dim <= 3 else (64, 8, 64)
+    flow = DDNF(key, dim, blocks=blocks, steps=steps, hidden=hidden, condition_dim=condition_dim, activation=activation)
+    return Invert(flow)
 
 
 def _standardized(mean, scale, real):
@@ -273,7 +294,7 @@ def _moments(real):
     """Mean and Cholesky factor of the covariance, drawn towards its diagonal where rows are few."""
     n, dim = real.shape
     covariance = np.atleast_2d(np.cov(real.T))
-    share = 1.0 if dim > _LARGEST_FULL else min(1.0, 1e-6 + dim / (n + dim) * (n < 10 * dim))
+    share = 1.0 if dim > LARGEST_FULL else min(1.0, 1e-6 + dim / (n + dim) * (n < 10 * dim))
     covariance = (1 - share) * covariance + share * np.diag(np.diag(covariance))
     return real.mean(axis=0), np.linalg.cholesky(covariance)
 
@@ -303,103 +324,10 @@ def _mean_log_prob(density, rows, given):
     return float(jnp.mean(density.log_prob(rows, given)))
 
 
-def _inside(columns, x):
-    xp: Any = np if isinstance(x, np.ndarray) else jnp
-    inside = xp.ones(x.shape[:-1], bool)
-    for number, column in enumerate(columns):
-        high = column.high + 1 if column.integer and column.high is not None else column.high
-        inside = inside & (True if column.low is None else x[..., number] > column.low)
-        inside = inside & (True if high is None else x[..., number] < high)
-    return inside
-
-
 def _whole(columns, x):
     """Which rows have integers where there should be some."""
     integer = np.array([column.integer for column in columns])
     return jnp.asarray(((x == (np if isinstance(x, np.ndarray) else jnp).floor(x)) | ~integer).all(axis=-1))
-
-
-def _table(x, dim, name):
-    try:
-        table = x if isinstance(x, Tracer) else np.asarray(x)
-        if np.issubdtype(table.dtype, np.complexfloating):
-            raise TypeError("complex numbers")
-        table = table if isinstance(table, Tracer) else table.astype(float)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"Expected {name} to hold numbers; got {type(x).__name__}: {error}.") from error
-    if table.shape[-1:] != (dim,):
-        raise ValueError(f"Expected {name} of shape (..., {dim}); got {table.shape}.")
-    return table
-
-
-def _rows(x, name):
-    try:
-        rows = np.asarray(x)
-        if np.iscomplexobj(rows):
-            raise TypeError("complex numbers")
-        rows = rows.astype(float)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"Expected {name} to be a table of numbers; got {type(x).__name__} ({error}).") from error
-    if rows.ndim != 2 or 0 in rows.shape:
-        hint = ": for one column write x[:, None]" if rows.ndim == 1 else ""
-        raise ValueError(
-            f"Expected {name} of shape (rows, columns), with at least one of each; got {rows.shape}{hint}."
-        )
-    bad = ~np.isfinite(rows).all(axis=1)
-    if bad.any():
-        first = int(np.argmax(bad))
-        raise ValueError(f"Expected finite {name}; got NaN or infinity in {bad.sum()} rows, the first is row {first}.")
-    return rows
-
-
-def _given(condition, count):
-    given = _rows(condition, "condition")
-    if len(given) != count:
-        raise ValueError(f"Expected a condition for each of {count} rows; got {len(given)}.")
-    constant = np.flatnonzero(np.ptp(given, axis=0) == 0)
-    if len(constant):
-        raise ValueError(f"Expected conditions that vary; number {constant[0]} has one value only: leave it out.")
-    return given
-
-
-def _check_rows(rows, columns):
-    if len(rows) < _FEWEST_ROWS:
-        raise ValueError(f"Expected at least {_FEWEST_ROWS} rows; got {len(rows)}.")
-    if (complaint := outside(columns, rows)) is not None:
-        raise ValueError(f"Expected x in its support; {complaint}.")
-    constant = np.flatnonzero(np.ptp(rows, axis=0) == 0)
-    if len(constant):
-        raise ValueError(f"Expected columns that vary; column {constant[0]} has one value only: leave it out.")
-    repeated = 1 - len(np.unique(rows, axis=0)) / len(rows)
-    if repeated > 0.01 and not all(column.integer for column in columns):
-        warnings.warn(
-            f"{repeated:.0%} of the rows repeat others: the likelihood of a density has no bound there. Drop "
-            "duplicates, add noise of the size of the rounding, or tell of integers by support=.",
-            RuntimeWarning,
-            stacklevel=3,
-        )
-
-
-def _held_out(validation, count):
-    is_share = isinstance(validation, float | np.floating) and 0 < validation < 1
-    if not is_share and not (_is_integer(validation) and validation > 0):
-        raise ValueError(f"Expected validation to be a share between 0 and 1 or a number of rows; got {validation!r}.")
-    held = int(np.ceil(validation * count)) if is_share else int(validation)
-    if not 1 <= held <= count - 5:
-        raise ValueError(f"Expected at least 5 rows to train on; got {count} rows, {held} of them held out.")
-    return held
-
-
-def _check_numbers(numbers, learning_rate):
-    for name, value in numbers.items():
-        if not _is_integer(value) or value < 1:
-            raise ValueError(f"Expected {name} of at least 1; got {value!r}.")
-    if not 0 < learning_rate < np.inf:
-        raise ValueError(f"Expected a positive learning_rate; got {learning_rate}.")
-
-
-def _is_integer(value) -> bool:
-    return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 def _check_flow(flow, dim, condition_dim):
@@ -412,11 +340,16 @@ def _check_flow(flow, dim, condition_dim):
         )
 
 
-def _warn_of(log_likelihood):
-    if not np.isfinite(log_likelihood):
-        warnings.warn(
-            "The held-out rows have no finite likelihood: the fit has failed. Look for outliers, lower learning_rate, "
-            "or use float64.",
-            RuntimeWarning,
-            stacklevel=3,
+def _complaints(log_likelihood: float, folded: float) -> tuple[str, ...]:
+    found = []
+    if folded:
+        found.append(
+            f"The flow folds in {folded:.2g} of the cells on held-out rows: its densities are wrong there. Use more "
+            "steps for each field, flow=Invert(ddnf.DDNF(..., steps=8)), or a guarantee, ddnf.DDNF(..., lipschitz=0.9)."
         )
+    if not np.isfinite(log_likelihood):
+        found.append(
+            "The held-out rows have no finite likelihood: the fit has failed. Look for outliers, lower learning_rate, "
+            "or use float64."
+        )
+    return tuple(found)

@@ -9,14 +9,13 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
-from flowjax.bijections import AbstractBijection, Chain
+from flowjax.bijections import AbstractBijection
 from flowjax.distributions import StandardNormal, Transformed
 from jax import lax
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from ddnf.flow.bijection import DDNF
-from ddnf.flow.certificate import certify
 from ddnf.inference.diagnostics import effective_share, psis
+from ddnf.inference.folds import folded_share
 from ddnf.inference.start import Search
 from ddnf.inference.target import Target, generator
 
@@ -75,7 +74,7 @@ def warm_up(key: PRNGKeyArray, flow: AbstractBijection) -> None:
     # Whatever is wrong with the flow is said when the fit itself is judged.
     with contextlib.suppress(Exception):
         draw(flow, key, EVALUATED)
-        _folded(flow, _few(key, flow.shape[0]))
+        folded_share(flow, _few(key, flow.shape[0]))
 
 
 def complaints(
@@ -93,10 +92,10 @@ def complaints(
             f"k-hat is {verdict.khat:.2f}, above {KHAT}: the fit misses part of the target, and importance sampling "
             "can't mend it. Train longer (steps, rounds), use a larger flow, or reparameterize the model."
         )
-    if (folded := _folded(flow, _few(key, target.dim))) is not None:
+    if folded := folded_share(flow, _few(key, target.dim)):
         found.append(
-            f"The flow folds ({folded}): its densities are wrong there. Use more steps, ddnf.DDNF(..., steps=16), "
-            "or a guarantee, ddnf.DDNF(..., lipschitz=0.9)."
+            f"The flow folds in {folded:.2g} of the cells: its densities are wrong there. Use more steps, "
+            "ddnf.DDNF(..., steps=16), or a guarantee, ddnf.DDNF(..., lipschitz=0.9)."
         )
     if (fall := _still_falling(losses)) is not None:
         found.append(
@@ -149,17 +148,6 @@ def missed_mode(key, flow, target, verdict, search) -> str | None:
 
 def _few(key, dim):
     return jnp.asarray(generator(key).normal(size=(500, dim)), jnp.result_type(float))
-
-
-def _folded(flow: AbstractBijection, x: Float[Array, "n dim"]) -> str | None:
-    parts = list(flow.bijections) if isinstance(flow, Chain) else [flow]
-    for number, part in enumerate(parts):
-        if not isinstance(part, DDNF):
-            continue
-        certificate = certify(part, jax.vmap(Chain(parts[:number]).transform)(x) if number else x)
-        if certificate.verdict == "folds":
-            return f"in {max(certificate.folded_share, 1 / x.size):.2g} of the cells"
-    return None
 
 
 def _still_falling(losses: Float[np.ndarray, " n"]) -> float | None:

@@ -24,10 +24,11 @@ def save(path: str | PathLike, model: Posterior | Density) -> None:
         header: dict[str, Any] = dict(flow=describe(model.flow))
     except ValueError as error:  # a flow of the user's own
         header = dict(flow=None, reason=str(error))
+    header["complaints"] = list(model.complaints)
     arrays = {f"flow{name}": array for name, array in pack(model.flow).items()}
     if isinstance(model, Posterior):
         figures = {name: getattr(model, name) for name in _POSTERIOR}
-        header |= dict(figures=figures, complaints=list(model.complaints))
+        header |= dict(figures=figures)
         write(path, "posterior", header, arrays | dict(losses=model.losses))
         return
     figures = {name: getattr(model, name) for name in _DENSITY}
@@ -59,16 +60,16 @@ def load(
     kind, header, arrays = read(path)
     try:
         flow = _flow(header, arrays, like)
+        complaints = tuple(header.get("complaints", ()))
         if kind == "posterior":
             figures = {name: float(header["figures"][name]) for name in _POSTERIOR}
-            complaints = tuple(header["complaints"])
             model = Posterior(flow, target, complaints=complaints, losses=arrays["losses"], **figures)
         elif kind == "density":
             held: dict[str, Any] = {name: float(header["figures"][name]) for name in _DENSITY}
             held |= {name: arrays.get(name) for name in _DENSITY_ARRAYS}
             columns = tuple(Column(*column) for column in header["columns"])
             names = None if header["names"] is None else tuple(header["names"])
-            model = Density(flow, columns, names=names, **held)
+            model = Density(flow, columns, names=names, complaints=complaints, **held)
         else:
             raise ValueError(f"Expected a posterior or a density; got a file with a {kind!r}.")
     except (KeyError, TypeError) as error:

@@ -20,11 +20,9 @@ from ddnf.flow.bijection import DDNF
 from ddnf.inference import judge, train
 from ddnf.inference.diagnostics import psis
 from ddnf.inference.reverse_kl import End, Gradient, ReverseKL, best_gradient, exactly, whitening
-from ddnf.inference.start import Search, gaussians, merged
+from ddnf.inference.start import LARGEST_FULL, Search, gaussians, merged
 from ddnf.inference.summary import Summary, summarize
 from ddnf.inference.target import Target
-
-_LARGEST_FULL = 128
 
 
 @dataclasses.dataclass(frozen=True)
@@ -245,7 +243,7 @@ def default_flow(key: PRNGKeyArray, dim: int) -> DDNF:
 
 
 def _end(end, dim) -> End:
-    return ("full" if dim <= _LARGEST_FULL else "diagonal") if end == "auto" else end
+    return ("full" if dim <= LARGEST_FULL else "diagonal") if end == "auto" else end
 
 
 @eqx.filter_jit

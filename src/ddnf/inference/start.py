@@ -11,6 +11,8 @@ from scipy import optimize
 
 from ddnf.inference.target import Target, generator
 
+# Beyond so many dimensions, covariances are diagonal.
+LARGEST_FULL = 128
 _DRAWS = 24
 _POINTS = 6
 
