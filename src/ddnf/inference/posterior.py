@@ -1,5 +1,6 @@
 """Posteriors in one call: a flow fitted to a density known up to a constant, and what can be said of the fit."""
 
+import contextlib
 import dataclasses
 import warnings
 from collections.abc import Callable
@@ -183,47 +184,40 @@ def fit_posterior(
     sizes = dict(steps=steps, batch=batch, rounds=rounds, searches=searches)
     _check(target, flow, sizes, learning_rate, end, gradient, temper)
     flow_key, search_key, fit_key, judge_key = jr.split(key, 4)
-    flow = default_flow(flow_key, target.dim) if flow is None else flow
     search = Search(target)
-    if end is None:
-        modes, whiten, whole = [], None, flow
-    else:
-        modes = gaussians(search_key, target, search, searches)
-        best = merged(modes)
-        whiten = whitening(best.mean, best.scale, _end(end, target.dim))
-        whole = Chain([flow, whiten.end()])
+    with _aside(_make_once, target.dim, flow, end):
+        modes = [] if end is None else gaussians(search_key, target, search, searches)
+    flow = default_flow(flow_key, target.dim) if flow is None else flow
+    whiten = None if end is None else whitening(*merged(modes)[:2], _end(end, target.dim))
+    whole = start = flow if whiten is None else Chain([flow, whiten.end()])
     gradient = best_gradient(whole) if gradient is None else gradient
     temper = (0.3 if len(modes) > 1 else 0.0) if temper is None else temper
-    losses, verdict, start = [], None, whole
+    losses, verdict = [], None
 
     def finish(trained):
         return exactly(trained if whiten is None else whiten.merge(trained))
 
     final = finish(whole)
-    # What judges the fit compiles while the training does.
-    warming = Thread(target=judge.warm_up, args=(judge_key, final))
-    warming.start()
     for number in range(rounds):
         warm = int(temper * steps) if number == 0 else 0
         spread = jnp.asarray(1.0 if verdict is None or verdict.khat < judge.GOOD_KHAT else 1.5)
-        loss = ReverseKL(target.log_density, whiten, regularizer, batch, gradient, warm, spread)
-        result = train.fit(
-            jr.fold_in(fit_key, number),
-            whole,
-            loss,
-            steps=steps,
-            optimizer=train.adam(learning_rate, steps),
-            checkpoint=None if checkpoint is None else f"{checkpoint}/round-{number}",
-            progress=progress,
-            description=f"posterior, round {number + 1}",
-        )
+        with _aside(judge.warm_up, judge_key, final):
+            result = train.fit(
+                jr.fold_in(fit_key, number),
+                whole,
+                ReverseKL(target.log_density, whiten, regularizer, batch, gradient, warm, spread),
+                steps=steps,
+                optimizer=train.adam(learning_rate, steps),
+                checkpoint=None if checkpoint is None else f"{checkpoint}/round-{number}",
+                progress=progress,
+                description=f"posterior, round {number + 1}",
+            )
         whole = result.parameters
         losses.append(result.losses)
         if result.reason == train.TOO_MANY_BAD and number < rounds - 1:
             whole, learning_rate = start, learning_rate / 10
             continue
         final = finish(whole)
-        warming.join()
         verdict = judge.judge(judge_key, final, target)
         if verdict.is_good:
             break
@@ -240,6 +234,29 @@ def default_flow(key: PRNGKeyArray, dim: int) -> DDNF:
     if dim <= 3:
         return DDNF(key, dim, blocks=4, steps=4, hidden=(16, 16), activation="softplus")
     return DDNF(key, dim, blocks=16, steps=2, hidden=(3,), activation="softplus")
+
+
+@contextlib.contextmanager
+def _aside(function, *arguments):
+    """Calls a function in a thread beside what is done in the context, for what it leaves compiled; it may fail."""
+
+    def run():
+        with contextlib.suppress(Exception):
+            function(*arguments)
+
+    thread = Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
+
+
+def _make_once(dim, flow, end):
+    if flow is None:
+        default_flow(jr.key(0), dim)
+    if end is not None:
+        whitening(np.zeros(dim), np.eye(dim), _end(end, dim)).end()
 
 
 def _end(end, dim) -> End:
