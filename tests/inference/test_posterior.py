@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
-from flowjax.bijections import Affine, Chain, Invert, TriangularAffine
+from flowjax.bijections import Affine, Chain, Invert, Sigmoid, TriangularAffine
 from flowjax.distributions import StandardNormal, Transformed
 from numpy.testing import assert_allclose
 
@@ -60,11 +60,13 @@ def test_scores_are_carried_exactly(name):
 def test_scores_go_through_chains():
     chain = Chain([small(2, output_scale=1.0), TriangularAffine(jnp.ones(2), jnp.array([[2.0, 0.0], [1.0, 0.5]]))])
     x = jnp.array([0.3, -0.8])
-    assert carries_score(chain) and not carries_score(Invert(chain))
-    y, log_det, score = carry_score(chain, x, -x)
-    q = Transformed(StandardNormal((2,)), chain)
-    assert_allclose(score, jax.grad(q.log_prob)(y), atol=1e-8)
-    assert_allclose(log_det, chain.transform_and_log_det(x)[1])
+    for whole in (chain, Invert(chain), Chain([Invert(chain), Sigmoid((2,))])):
+        assert carries_score(whole)
+        y, log_det, score = carry_score(whole, x, -x)
+        q = Transformed(StandardNormal((2,)), whole)
+        assert_allclose(score, jax.grad(q.log_prob)(y), atol=1e-8)
+        assert_allclose(log_det, whole.transform_and_log_det(x)[1])
+    assert not carries_score(Invert(small(50))) and carries_score(small(50))
 
 
 def test_scores_take_lanes():

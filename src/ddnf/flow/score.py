@@ -6,8 +6,11 @@ from flowjax.bijections import AbstractBijection, Affine, Chain, Identity, Loc, 
 from jaxtyping import Array, Float
 
 from ddnf.flow.bijection import DDNF
+from ddnf.flow.small import inverse
 
 _CHEAP_INVERSE = (Affine, Identity, Loc, Scale, TriangularAffine)
+# Up to here the Jacobian of a bijection that we know nothing of, and its inverse, cost little.
+_LARGEST_JACOBIAN = 8
 
 
 def carry_score(
@@ -32,21 +35,24 @@ def carry_score(
         return x, total, score
     if isinstance(bijection, DDNF):
         return bijection.transform_with_score(x, score, condition)
-    # These have a constant log-determinant, and an inverse that autodiff transposes.
-    y, log_det = bijection.transform_and_log_det(x)
-    _, pull = jax.vjp(bijection.inverse, y)
-    return y, log_det, pull(score)[0]
+    y, log_det = bijection.transform_and_log_det(x, condition)
+    if isinstance(bijection, _CHEAP_INVERSE):  # with a constant log-determinant
+        _, pull = jax.vjp(bijection.inverse, y)
+        return y, log_det, pull(score)[0]
+    jacobian = jax.jacobian(bijection.transform)(x, condition)
+    change = jax.grad(lambda x: bijection.transform_and_log_det(x, condition)[1])(x)
+    return y, log_det, (score - change) @ inverse(jacobian)
 
 
 def carries_score(bijection: AbstractBijection) -> bool:
-    """Whether `carry_score` knows the bijection: `DDNF`, affine maps, and chains of them.
+    """Whether `carry_score` is cheap: for `DDNF`, affine maps, any other bijection of few dimensions, and chains.
 
     Example:
         >>> from flowjax.bijections import Exp
-        >>> carries_score(Identity()), carries_score(Exp())
+        >>> carries_score(Exp((2,))), carries_score(Exp((50,)))
         (True, False)
     """
     bijection = paramax.unwrap(bijection)
     if isinstance(bijection, Chain):
         return all(isinstance(part, AbstractBijection) and carries_score(part) for part in bijection.bijections)
-    return isinstance(bijection, (DDNF, *_CHEAP_INVERSE))
+    return isinstance(bijection, (DDNF, *_CHEAP_INVERSE)) or bijection.shape[0] <= _LARGEST_JACOBIAN
