@@ -31,7 +31,7 @@ def by_hand(support, dim, condition_dim=None):
     given = (None, None) if condition_dim is None else (np.zeros(condition_dim), np.ones(condition_dim))
     flow = small_flow(dim, condition_dim, output_scale=1.0)
     columns = columns_from(support, dim)
-    return Density(flow, columns, np.full(dim, 0.3), scale, *given, 0.0, 0.0, np.zeros(1), np.zeros(1))
+    return Density(flow, columns, np.full(dim, 0.3), scale, *given, 0.0, 0.0, np.zeros(1), np.zeros(1), np.zeros(1))
 
 
 def quick_fit(x, condition=None, *, key=0, **options):

@@ -34,6 +34,7 @@ def test_finds_the_optimum():
     assert_allclose(result.parameters, 3.0, atol=0.05)
     assert result.steps == 300 and result.skipped == 0 and result.reason == "finished"
     assert result.losses.shape == (6,) and result.losses[-1] < result.losses[0]
+    assert result.seconds.shape == (6,) and (result.seconds > 0).all()
 
 
 def test_steps_need_not_fill_the_last_stretch():

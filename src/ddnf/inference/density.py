@@ -41,6 +41,7 @@ class Density:
         log_likelihood: mean log-likelihood of the held-out rows, exact.
         train_log_likelihood: the same of the training rows.
         losses, values: negative log-likelihood in training and on the held-out rows over the course of training.
+        seconds: wall time of each stretch of training between two looks at the held-out rows; the first compiles.
         names: of the columns and then of the conditions, where they are known.
         complaints: what was found wrong with the fit, each with what to do; empty if nothing was.
     """
@@ -55,6 +56,7 @@ class Density:
     train_log_likelihood: float
     losses: Float[np.ndarray, " n"]
     values: Float[np.ndarray, " n"]
+    seconds: Float[np.ndarray, " n"]
     names: tuple[str, ...] | None = None
     complaints: tuple[str, ...] = ()
 
@@ -213,7 +215,8 @@ def fit_density(
         description="density",
     )
     final = exactly(result.parameters)
-    fitted = Density(final, columns, mean, scale, *(spread or (None, None)), 0.0, 0.0, result.losses, result.values)
+    course = result.losses, result.values, result.seconds
+    fitted = Density(final, columns, mean, scale, *(spread or (None, None)), 0.0, 0.0, *course)
     chosen = [order[:held], order[held:][:10_000]]
     likelihoods = [_mean_log_prob(fitted, rows[c], None if given is None else given[c]) for c in chosen]
     few = pick(order[: min(held, 500)])

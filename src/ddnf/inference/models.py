@@ -15,7 +15,7 @@ from ddnf.inference.target import Target
 
 _POSTERIOR = ("elbo", "elbo_error", "log_evidence", "khat", "ess")
 _DENSITY = ("log_likelihood", "train_log_likelihood")
-_DENSITY_ARRAYS = ("mean", "scale", "condition_mean", "condition_scale", "losses", "values")
+_DENSITY_ARRAYS = ("mean", "scale", "condition_mean", "condition_scale", "losses", "values", "seconds")
 
 
 def save(path: str | PathLike, model: Posterior | Density) -> None:
@@ -29,7 +29,7 @@ def save(path: str | PathLike, model: Posterior | Density) -> None:
     if isinstance(model, Posterior):
         figures = {name: getattr(model, name) for name in _POSTERIOR}
         header |= dict(figures=figures)
-        write(path, "posterior", header, arrays | dict(losses=model.losses))
+        write(path, "posterior", header, arrays | dict(losses=model.losses, seconds=model.seconds))
         return
     figures = {name: getattr(model, name) for name in _DENSITY}
     header |= dict(figures=figures, columns=[list(column) for column in model.columns], names=model.names)
@@ -61,9 +61,11 @@ def load(
     try:
         flow = _flow(header, arrays, like)
         complaints = tuple(header.get("complaints", ()))
+        arrays.setdefault("seconds", np.full_like(arrays["losses"], np.nan))  # files of earlier days have none
         if kind == "posterior":
-            figures = {name: float(header["figures"][name]) for name in _POSTERIOR}
-            model = Posterior(flow, target, complaints=complaints, losses=arrays["losses"], **figures)
+            elbo, error, log_evidence, khat, ess = (float(header["figures"][name]) for name in _POSTERIOR)
+            course = arrays["losses"], arrays["seconds"]
+            model = Posterior(flow, target, elbo, error, log_evidence, khat, ess, complaints, *course)
         elif kind == "density":
             held: dict[str, Any] = {name: float(header["figures"][name]) for name in _DENSITY}
             held |= {name: arrays.get(name) for name in _DENSITY_ARRAYS}

@@ -40,6 +40,7 @@ class Posterior:
         ess: effective sample size of the importance weights, as a share of the draws.
         complaints: what was found wrong with the fit, each with what to do; empty if nothing was.
         losses: the negative ELBO over the course of training, in stretches of 100 steps.
+        seconds: wall time of each of these stretches; the first of them compiles.
     """
 
     flow: AbstractBijection
@@ -51,6 +52,7 @@ class Posterior:
     ess: float
     complaints: tuple[str, ...]
     losses: Float[np.ndarray, " n"]
+    seconds: Float[np.ndarray, " n"]
 
     @property
     def dim(self) -> int:
@@ -192,7 +194,7 @@ def fit_posterior(
     whole = start = flow if whiten is None else Chain([flow, whiten.end()])
     gradient = best_gradient(whole) if gradient is None else gradient
     temper = (0.3 if len(modes) > 1 else 0.0) if temper is None else temper
-    losses, verdict = [], None
+    losses, seconds, verdict = [], [], None
 
     def finish(trained):
         return exactly(trained if whiten is None else whiten.merge(trained))
@@ -214,6 +216,7 @@ def fit_posterior(
             )
         whole = result.parameters
         losses.append(result.losses)
+        seconds.append(result.seconds)
         if result.reason == train.TOO_MANY_BAD and number < rounds - 1:
             whole, learning_rate = start, learning_rate / 10
             continue
@@ -226,7 +229,7 @@ def fit_posterior(
     complaints = judge.complaints(judge_key, final, target, verdict, course, search)
     for complaint in complaints:
         warnings.warn(complaint, RuntimeWarning, stacklevel=2)
-    return Posterior(final, target, *verdict[:5], complaints, course)
+    return Posterior(final, target, *verdict[:5], complaints, course, np.concatenate(seconds))
 
 
 def default_flow(key: PRNGKeyArray, dim: int) -> DDNF:

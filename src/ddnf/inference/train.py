@@ -1,5 +1,6 @@
 """One optimisation loop for everything: scanned, resumable, proof against NaN, with a bar. Knows nothing of flows."""
 
+import time
 import warnings
 from collections.abc import Callable
 from functools import lru_cache
@@ -37,6 +38,7 @@ class Fit(NamedTuple):
         parameters: the best by the validation value. Without one the last, or those before the loss has risen for good.
         losses: mean training loss of each stretch.
         values: the validation value after each stretch.
+        seconds: wall time of each stretch, NaN for those before a run was resumed; the first of a run compiles.
         steps: steps taken, skipped ones included.
         skipped: steps whose loss or gradient was not finite; they changed nothing.
         reason: "finished", "stopped early" or `TOO_MANY_BAD`.
@@ -45,6 +47,7 @@ class Fit(NamedTuple):
     parameters: PyTree
     losses: Float[np.ndarray, " n"]
     values: Float[np.ndarray, " n"]
+    seconds: Float[np.ndarray, " n"]
     steps: int
     skipped: int
     reason: str
@@ -136,11 +139,14 @@ def fit(
     mark = fingerprint((jr.key_data(key), arrays, data, held_out), steps, stretch, batch)
     saved = Checkpoints(checkpoint, checkpoint_seconds, mark)
     state = saved.restore(state)
+    seconds = [np.nan] * int(state.stretch)
     bar = tqdm(total=steps, initial=_done(state, stretch, steps), desc=description, disable=not progress)
     with bar:
         reason = _reason(state, stretch, steps, patience)
         while reason is None:
+            start = time.perf_counter()
             state = jax.block_until_ready(_run(run, state, static, data, held_out, key))
+            seconds.append(time.perf_counter() - start)
             _show(bar, state, run)
             reason = _reason(state, stretch, steps, patience)
             saved.save(state, int(state.stretch), last=reason is not None)
@@ -148,7 +154,7 @@ def fit(
     _warn(skipped, taken, reason, loss)
     done = int(state.stretch)
     losses, values = np.asarray(state.losses)[:done], np.asarray(state.values)[:done]
-    return Fit(eqx.combine(state.best, static), losses, values, taken, skipped, reason)
+    return Fit(eqx.combine(state.best, static), losses, values, np.array(seconds), taken, skipped, reason)
 
 
 class _Stretch(NamedTuple):
