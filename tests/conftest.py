@@ -14,16 +14,21 @@ jax.config.update("jax_disable_most_optimizations", True)  # compile in half the
 
 with install_import_hook("ddnf", "beartype.beartype"):
     import ddnf
+    import ddnf.baselines
+    import ddnf.baselines.numpyro
     import ddnf.bridges.numpyro
     import ddnf.bridges.pymc
     import ddnf.bridges.sklearn
     import ddnf.cli
     import ddnf.inference.diagnostics
     import ddnf.inference.export
+    import ddnf.paper.reproduce
     import ddnf.paper.toy
     import ddnf.plot
+    import ddnf.side_by_side
     import ddnf.targets.cancer
-    import ddnf.targets.toy  # noqa: F401
+    import ddnf.targets.toy
+    import ddnf.view  # noqa: F401
 
 
 @pytest.fixture

@@ -25,7 +25,9 @@ def density(support="real", dim=2, condition_dim=None, names=None):
     flow = Invert(DDNF(jr.key(3), dim, blocks=1, steps=2, hidden=(4,), condition_dim=condition_dim))
     given = (None, None) if condition_dim is None else (np.zeros(condition_dim), np.ones(condition_dim))
     columns = columns_from(support, dim)
-    return Density(flow, columns, np.zeros(dim), np.eye(dim), *given, 0.0, 0.0, np.zeros(1), np.zeros(1), np.zeros(1), names)
+    return Density(
+        flow, columns, np.zeros(dim), np.eye(dim), *given, 0.0, 0.0, np.zeros(1), np.zeros(1), np.zeros(1), names
+    )
 
 
 @pytest.fixture

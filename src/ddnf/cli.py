@@ -11,21 +11,27 @@ import re
 import sys
 import time
 import warnings
+import webbrowser
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
+import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import tyro
+from flowjax.bijections import AbstractBijection, Chain, TriangularAffine
 from jaxtyping import PRNGKeyArray
 from tyro.conf import Positional, arg
 
-from ddnf.inference.columns import Spec
+from ddnf.inference.columns import Column, Spec
 from ddnf.inference.density import Density, fit_density
 from ddnf.inference.models import load
+from ddnf.inference.posterior import Posterior
 from ddnf.optional import require
+from ddnf.paper.experiment import Profile
 from ddnf.tables import WRITERS, Table, as_number, by_ending, open_table, write_table
+from ddnf.view import frames, page
 
 app = tyro.extras.SubcommandApp()
 
@@ -107,6 +113,45 @@ def fit(
 
 
 @app.command
+def compare(
+    *,
+    target: str,
+    models: tuple[str, ...] = ("all",),
+    layers: tuple[int, ...] = (2,),
+    output: Annotated[Path, arg(aliases=["-o"])] = Path("results"),
+    dim: int | None = None,
+    steps: int | None = None,
+    batch: int | None = None,
+    learning_rate: float | None = None,
+    size: int | None = None,
+    seed: int = 0,
+    resume: bool = True,
+) -> None:
+    """Fits models to one target, or to one table, and shows them side by side.
+
+    Args:
+        target: energy1 or energy2 (the paper's), table2 or textbook (the cancer posterior), a table such as data.csv,
+            or a log density of your own as file.py:name.
+        models: names of models, such as ddnf planar naf; or all.
+        layers: numbers of layers, K.
+        output: folder for the numbers and the picture.
+        dim: dimension of a log density of your own.
+        steps: training steps of each fit.
+        batch: draws, or rows, for each step.
+        learning_rate: of Adam; left out, each model has the one it trains best with.
+        size: width of the rivals; left out, each has its own.
+        seed: of the random numbers.
+        resume: keep the rows that are in the folder already.
+    """
+    from ddnf import side_by_side
+
+    subject = side_by_side.subject_of(target, dim=dim, seed=seed)
+    chosen = dict(steps=steps, batch=batch, learning_rate=learning_rate, size=size)
+    settings = dataclasses.replace(subject.settings, **{k: v for k, v in chosen.items() if v is not None})
+    side_by_side.compare(subject, models, layers, out=output, settings=settings, seed=seed, resume=resume)
+
+
+@app.command
 def sample(
     model: Positional[Path],
     /,
@@ -156,6 +201,82 @@ def score(
     print(f"mean log-likelihood of {len(scores)} rows: {np.mean(scores):.6g}{note}")
 
 
+@app.command
+def view(
+    model: Positional[Path],
+    /,
+    *,
+    output: Annotated[Path | None, arg(aliases=["-o"])] = None,
+    condition: str | None = None,
+    columns: str | None = None,
+    no_open: bool = False,
+) -> None:
+    """Makes a page on which a fitted flow can be moved through time, and opens it in the browser.
+
+    Args:
+        model: a file with a density or a posterior.
+        output: where to write the page; beside the model, ending in .html, if left out.
+        condition: what to condition on, a number for each condition: 1.5,2 or year=1.5,size=2.
+        columns: names or numbers (from 0) of two or more columns to show; the first six if left out.
+        no_open: only write the page.
+    """
+    output = model.with_suffix(".html") if output is None else output
+    _check_output(output)
+    fitted = load(model)
+    if output.exists() and output.samefile(model):
+        raise ValueError(f"Expected another file than the model to write the page to; got {str(output)!r}.")
+    flow, labels, given = _shown(fitted, condition)
+    dims = None if columns is None else [_column(word, labels) for word in _words(columns)]
+    output.write_text(page({model.stem: frames(flow, given, labels=labels, dims=dims)}, model.stem), "utf-8")
+    print(f"page            {output}")
+    has_display = sys.platform in ("darwin", "win32") or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
+    if not no_open and has_display:
+        webbrowser.open(output.resolve().as_uri())
+
+
+@app.command
+def reproduce(
+    names: Positional[tuple[str, ...]] = ("all",),
+    /,
+    *,
+    profile: Profile = "quick",
+    output: Annotated[Path, arg(name="out", aliases=["-o"])] = Path("results"),
+    resume: bool = True,
+    seed: int = 0,
+) -> None:
+    """Runs the paper's experiments: results as JSON, figures drawn from them, and a report.
+
+    Args:
+        names: of experiments, or all: accuracy, regularization, inverse-consistency, open-questions.
+        profile: smoke (seconds), quick (minutes) or full (the paper's settings).
+        output: folder for results, figures and the report.
+        resume: begin anew, and don't take over parts in the folder that were made with the same settings and seed.
+        seed: of the random numbers.
+    """
+    require("matplotlib", "paper")
+    from ddnf.paper import reproduce as paper
+
+    _key(seed)
+    figures = paper.reproduce(names, output, profile=profile, seed=seed, resume=resume)
+    page = paper.report(output)
+    print(f"results         {', '.join(str(output / f'{name}.json') for name in figures)}")
+    print(f"figures         {', '.join(str(path) for paths in figures.values() for path in paths)}")
+    if page is not None:
+        print(f"report          {page}")
+
+
+@app.command
+def report(results: Positional[Path], /) -> None:
+    """Writes the report on the paper's experiments: one page with all figures, ours beside the paper's numbers.
+
+    Args:
+        results: the folder that `ddnf reproduce` has written to.
+    """
+    from ddnf.paper.report import write
+
+    print(f"report          {write(results)}")
+
+
 def main(args: Sequence[str] | None = None) -> None:
     """Runs the command. What is wrong with the input is one line on the standard error, and exit code 2.
 
@@ -203,6 +324,38 @@ def _density(path: Path) -> Density:
     if not isinstance(model, Density):
         raise ValueError(f"Expected a density; got {str(path)!r}, which holds a {type(model).__name__.lower()}.")
     return model
+
+
+def _shown(model: Posterior | Density, condition: str | None) -> tuple[AbstractBijection, list[str], Any]:
+    """The whole flow of a model in unbounded space, the names of its coordinates, and a standardized condition."""
+    if isinstance(model, Posterior):
+        if condition is not None:
+            raise ValueError("Expected no condition for a posterior; got one.")
+        return model.flow, [f"z[{i}]" for i in range(model.dim)], None
+    given = None if condition is None else _conditions(condition, model)
+    if (None if given is None else len(given)) != model.condition_dim:
+        raise ValueError(f"Expected {model.condition_dim or 'no'} numbers in --condition; got {len(given or ())}.")
+    if given is not None:
+        given = (np.array(given) - model.condition_mean) / model.condition_scale
+    scaling = TriangularAffine(jnp.asarray(model.mean), jnp.asarray(model.scale))
+    names = [f"column {i}" for i in range(model.dim)] if model.names is None else model.names[: model.dim]
+    labels = [_unbounded(name, column) for name, column in zip(names, model.columns, strict=True)]
+    return Chain([model.flow, scaling]), labels, given
+
+
+def _unbounded(name: str, column: Column) -> str:
+    """The name of a column where it has no bounds."""
+    if column.low is not None and column.high is not None:
+        return f"logit {name}"
+    return name if column.low is None and column.high is None else f"log {name}"
+
+
+def _column(word: str, labels: list[str]) -> int:
+    """The number of a column, by its number or name; a name may follow what was done to it, as in "log price"."""
+    found = [i for i, label in enumerate(labels) if word in (label, label.partition(" ")[2], str(i))]
+    if not found:
+        raise ValueError(f"Expected columns of the model ({', '.join(labels)[:200]}); got {word!r}.")
+    return found[0]
 
 
 def _key(seed: int) -> PRNGKeyArray:

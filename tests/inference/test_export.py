@@ -31,7 +31,12 @@ def log_density(z):
 def posterior(constrain=None):
     flow = Affine(jnp.ones(2), jnp.array([0.7, 0.8]))
     return Posterior(
-        flow, Target(log_density, 2, constrain=constrain), **FIGURES, complaints=(), losses=np.array([1.0]), seconds=np.array([1.0])
+        flow,
+        Target(log_density, 2, constrain=constrain),
+        **FIGURES,
+        complaints=(),
+        losses=np.array([1.0]),
+        seconds=np.array([1.0]),
     )
 
 

@@ -1,0 +1,346 @@
+"""Ours and the rivals on one target or one table, through the same fit; every number with the exact log-determinant."""
+
+import dataclasses
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import paramax
+from flowjax.bijections import AbstractBijection, Invert
+from flowjax.distributions import StandardNormal, Transformed
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from ddnf import baselines
+from ddnf.flow.bijection import DDNF
+from ddnf.inference import judge
+from ddnf.inference.density import fit_density
+from ddnf.inference.diagnostics import kl_by_quadrature
+from ddnf.inference.posterior import fit_posterior
+from ddnf.inference.reverse_kl import End
+from ddnf.inference.start import Search
+from ddnf.inference.target import Target
+
+OURS: Mapping[str, tuple[str, tuple[int, ...]]] = {
+    "ddnf": ("DDNF, the paper's (2, 2) units", (2, 2)),
+    "ddnf-wide": ("DDNF, (16, 16) units", (16, 16)),
+}
+# Not bijections of K layers: NumPyro's own inference.
+WITHOUT_LAYERS: Mapping[str, str] = {"advi": "ADVI", "advi-full": "ADVI, full rank", "nuts": "NUTS"}
+FLOWS: Mapping[str, str] = {name: title for name, (title, _) in OURS.items()} | {
+    name: rival.title for name, rival in baselines.RIVALS.items()
+}
+MODELS: Mapping[str, str] = FLOWS | WITHOUT_LAYERS
+# Draws that are kept for pictures.
+_DRAWN = 1000
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """How every model of a comparison is fitted.
+
+    Attributes:
+        steps: training steps.
+        batch: draws (or rows) for each step.
+        learning_rate: of Adam, at its height; None for the one that each model trains best with.
+        temper: share of the steps in which a target is warmed up.
+        end: affine map after the flow and a search for modes before, as in `fit_posterior`; None for the flow alone.
+        size: width of the rivals, as in `baselines.make`; None for each one's own default.
+        cells: T, the cells of each block of DDNF.
+        attempts: at most so many fits from different starts, until one has no complaints; the best ELBO counts.
+    """
+
+    steps: int = 4000
+    batch: int = 256
+    learning_rate: float | None = None
+    temper: float = 0.2
+    end: End | None = None
+    size: int | None = None
+    cells: int = 8
+    attempts: int = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Plane:
+    """What is known of a target in the plane.
+
+    Attributes:
+        log_density: normalized, of one point.
+        low, high: corners of the rectangle that holds all of it, for quadrature.
+        shown: left, right, bottom and top of what is worth a picture.
+    """
+
+    log_density: Callable[[Array], Array]
+    low: Sequence[float]
+    high: Sequence[float]
+    shown: Sequence[float]
+
+    def unit(self, log_density: Callable[[Array], Array]) -> Callable[[Array], Array]:
+        """A log density carried from here to the square [-1, 1]^2."""
+        low, high = np.array(self.low), np.array(self.high)
+        middle, scale = jnp.asarray((low + high) / 2), jnp.asarray((high - low) / 2)
+        return lambda u: log_density(middle + scale * u) + jnp.sum(jnp.log(scale))
+
+    def image(self, log_density: Callable[[Array], Array], resolution: int = 80) -> Float[np.ndarray, "n n"]:
+        """A density on a grid over what is shown."""
+        left, right, bottom, top = self.shown
+        across, up = jnp.linspace(left, right, resolution), jnp.linspace(bottom, top, resolution)
+        grid = jnp.stack(jnp.meshgrid(across, up), axis=-1).reshape(-1, 2)
+        return np.exp(np.asarray(jax.jit(jax.vmap(lambda z: log_density(z)))(grid))).reshape(resolution, resolution)
+
+
+def make(
+    name: str, key: PRNGKeyArray, dim: int, *, layers: int, condition_dim: int | None = None, settings: Settings
+) -> AbstractBijection:
+    """Any flow of the comparison by its name in `FLOWS`, from noise to points.
+
+    Example:
+        >>> import jax.random as jr
+        >>> make("ddnf", jr.key(0), 2, layers=3, settings=Settings(cells=4)).blocks
+        3
+    """
+    if name not in FLOWS:
+        raise ValueError(f"Expected one of {', '.join(FLOWS)}; got {name!r}.")
+    if name in OURS:
+        hidden = OURS[name][1]
+        return DDNF(key, dim, blocks=layers, steps=settings.cells, hidden=hidden, condition_dim=condition_dim)
+    return baselines.make(name, key, dim, layers, condition_dim, settings.size)
+
+
+def on_target(
+    key: PRNGKeyArray,
+    target: Target,
+    name: str,
+    *,
+    layers: int = 2,
+    settings: Settings | None = None,
+    plane: Plane | None = None,
+    progress: bool = True,
+) -> dict[str, Any]:
+    """Fits one model to a target and says how close it came, as plain JSON values.
+
+    Args:
+        key: random key.
+        target: what to fit.
+        name: of a model in `MODELS`.
+        layers: K, of the flows.
+        settings: of the fit.
+        plane: the normalized target in the plane, for KL(q|p) by quadrature.
+
+    Example:
+        >>> import ddnf, jax.numpy as jnp, jax.random as jr
+        >>> target = ddnf.Target(lambda z: -jnp.sum(z**2) / 2, 2)
+        >>> row = on_target(jr.key(0), target, "planar", settings=Settings(steps=200), progress=False)
+        >>> row["parameters"], row["ess"] > 0.5
+        (10, True)
+    """
+    settings = Settings() if settings is None else settings
+    if name not in MODELS:
+        raise ValueError(f"Expected one of {', '.join(MODELS)}; got {name!r}.")
+    with warnings.catch_warnings():
+        # What a fit complains of is in its row.
+        warnings.simplefilter("ignore", RuntimeWarning)
+        if name == "nuts":
+            return _nuts(key, target, progress)
+        if name in WITHOUT_LAYERS:
+            return _advi(key, target, plane, is_full=name == "advi-full", progress=progress)
+        return _flow(key, target, name, layers, settings, plane, progress)
+
+
+def on_table(
+    key: PRNGKeyArray,
+    train: Float[np.ndarray, "n dim"],
+    test: Float[np.ndarray, "m dim"],
+    name: str,
+    *,
+    layers: int = 2,
+    settings: Settings | None = None,
+    progress: bool = True,
+) -> dict[str, Any]:
+    """Fits one flow to rows by maximum likelihood and gives the exact log-likelihood of others, as plain JSON values.
+
+    Example:
+        >>> import jax.random as jr, numpy as np
+        >>> rows = np.random.default_rng(0).normal(size=(300, 2))
+        >>> row = on_table(jr.key(0), rows[:200], rows[200:], "maf", settings=Settings(steps=100), progress=False)
+        >>> -4 < row["log_likelihood"] < -2
+        True
+    """
+    settings = Settings() if settings is None else settings
+    flow_key, fit_key = jr.split(key)
+    flow = make(name, flow_key, train.shape[1], layers=layers, settings=settings)
+    # Likelihoods train from points to noise: that is to be the fast direction.
+    is_forward_fast = name in OURS or baselines.RIVALS[name].is_forward_fast
+    flow = Invert(flow) if is_forward_fast else flow
+    rate = _rate(name, settings)
+    start = time.perf_counter()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        density = fit_density(
+            fit_key,
+            train,
+            flow=flow,
+            steps=settings.steps,
+            batch=settings.batch,
+            learning_rate=rate,
+            progress=progress,
+        )
+    seconds = time.perf_counter() - start
+    log_p = np.asarray(density.log_prob(test))
+    return dict(
+        log_likelihood=float(log_p.mean()),
+        log_likelihood_error=float(log_p.std() / np.sqrt(len(log_p))),
+        parameters=count(density.flow),
+        complaints=list(density.complaints),
+        learning_rate=rate,
+        draws=_rounded(density.sample(key, _DRAWN)),
+        **_times(seconds, density.seconds, max(100, min(1000, len(train) // settings.batch))),
+    )
+
+
+def count(flow: AbstractBijection) -> int:
+    """The number of trained parameters.
+
+    Example:
+        >>> import jax.random as jr
+        >>> count(DDNF(jr.key(0), 2, blocks=8, hidden=(2, 2)))
+        144
+    """
+    trained = eqx.filter(flow, eqx.is_inexact_array, is_leaf=lambda leaf: isinstance(leaf, paramax.NonTrainable))
+    return sum(leaf.size for leaf in jax.tree.leaves(trained))
+
+
+def _flow(key, target, name, layers, settings, plane, progress):
+    start, tried = time.perf_counter(), []
+    rate = _rate(name, settings)
+    while len(tried) < settings.attempts and all(posterior.complaints for posterior in tried):
+        flow_key, fit_key = jr.split(jr.fold_in(key, len(tried)))
+        flow = make(name, flow_key, target.dim, layers=layers, settings=settings)
+        posterior = fit_posterior(
+            fit_key,
+            target,
+            flow=flow,
+            steps=settings.steps,
+            batch=settings.batch,
+            learning_rate=rate,
+            rounds=1,
+            end=settings.end,
+            gradient=None if _is_quick(name) else "total",
+            temper=settings.temper,
+            progress=progress,
+        )
+        tried.append(posterior)
+    seconds = time.perf_counter() - start
+    best = max(tried, key=lambda posterior: posterior.elbo)
+    return dict(
+        parameters=count(make(name, key, target.dim, layers=layers, settings=settings)),
+        learning_rate=rate,
+        attempts=len(tried),
+        **_times(seconds, best.seconds, 100),
+        **_judged(key, baselines.exactly(best.flow), target, plane)[0],
+        complaints=list(best.complaints),
+        losses=_rounded(best.losses),
+    )
+
+
+def _advi(key, target, plane, *, is_full, progress):
+    from ddnf.baselines.numpyro import advi
+
+    start = time.perf_counter()
+    fit = advi(key, target.log_density, target.dim, full_rank=is_full, progress=progress)
+    seconds = time.perf_counter() - start
+    losses = np.asarray(fit.losses, float).reshape(-1, 100).mean(axis=1)
+    found, verdict = _judged(key, fit.flow, target, plane)
+    complaints = judge.complaints(key, fit.flow, target, verdict, losses, Search(target))
+    figures = dict(parameters=count(fit.flow), fit_seconds=seconds)
+    return figures | found | dict(complaints=list(complaints), losses=_rounded(losses))
+
+
+def _nuts(key, target, progress):
+    from ddnf.baselines.numpyro import nuts
+
+    start = time.perf_counter()
+    run = nuts(key, target.log_density, target.dim, progress=progress)
+    seconds = time.perf_counter() - start
+    return dict(
+        fit_seconds=seconds,
+        mean=run.draws.mean(axis=0).tolist(),
+        deviation=run.draws.std(axis=0).tolist(),
+        r_hat=float(run.r_hat.max()),
+        effective_draws=float(run.ess.min()),
+        divergences=run.divergences,
+        draws=_rounded(run.draws[:: max(1, len(run.draws) // _DRAWN)]),
+    )
+
+
+def _judged(key, flow, target, plane) -> tuple[dict[str, Any], judge.Verdict]:
+    verdict = judge.judge(key, flow, target)
+    draws = np.asarray(judge.draw(flow, key, 20_000)[0], float)
+    found = dict(zip(("elbo", "elbo_error", "log_evidence", "khat", "ess"), verdict, strict=False))
+    found |= dict(mean=draws.mean(axis=0).tolist(), deviation=draws.std(axis=0).tolist())
+    if plane is None:
+        found["draws"] = _rounded(draws[:_DRAWN])
+    else:
+        found |= _on_plane(flow, plane)
+    return found, verdict
+
+
+def _on_plane(flow, plane):
+    """KL(q|p) and the mass of q by quadrature, and a picture of q; in double precision.
+
+    Far from all draws, the inverse of many layers with flat tails leaves the range of single precision.
+    """
+    with jax.enable_x64(True):
+        flow = jax.tree.map(lambda a: a.astype(jnp.float64) if eqx.is_inexact_array(a) else a, flow)
+        log_q = Transformed(StandardNormal(flow.shape), flow).log_prob
+        kl, mass = kl_by_quadrature(plane.unit(log_q), plane.unit(plane.log_density), bound=1.0, resolution=200)
+        image = plane.image(log_q)
+    return dict(kl=kl, mass=mass, image=np.round(255 * image / image.max()).astype(int).tolist())
+
+
+def _is_quick(name: str) -> bool:
+    """Whether the Jacobian that path gradients want is cheap: not through an adaptive solver or a sequential map."""
+    return name in OURS or (baselines.RIVALS[name].is_forward_fast and not name.startswith("cnf"))
+
+
+def _rate(name: str, settings: Settings) -> float:
+    if settings.learning_rate is not None:
+        return settings.learning_rate
+    return 5e-3 if name in OURS else baselines.RIVALS[name].learning_rate
+
+
+def _times(seconds: float, stretches: np.ndarray, length: int) -> dict[str, float]:
+    later = stretches[1:] if len(stretches) > 1 else stretches
+    return dict(fit_seconds=seconds, step_ms=float(1000 * np.nanmedian(later) / length))
+
+
+def _rounded(array: np.ndarray) -> list:
+    """Four significant digits are enough for a picture."""
+    flat = [float(f"{value:.4g}") for value in np.asarray(array, float).ravel()]
+    return np.array(flat).reshape(np.shape(array)).tolist()
+
+
+def table(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, tuple[str, str]]) -> str:
+    """Rows as a table of text; `columns` gives the header and format of each key, and what a row lacks is left empty.
+
+    Example:
+        >>> rows = [dict(model="planar", kl=0.25), dict(model="NUTS")]
+        >>> print(table(rows, dict(model=("model", ""), kl=("KL", ".3f"))))
+        | model  | KL    |
+        | ------ | ----- |
+        | planar | 0.250 |
+        | NUTS   |       |
+    """
+    cells = [[header for header, _ in columns.values()]]
+    for row in rows:
+        found = [(row.get(key), form) for key, (_, form) in columns.items()]
+        cells.append(["" if value is None else format(value, form) for value, form in found])
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    cells.insert(1, ["-" * width for width in widths])
+    lines = [[cell.ljust(width) for cell, width in zip(line, widths, strict=True)] for line in cells]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

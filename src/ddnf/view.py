@@ -1,0 +1,341 @@
+"""A flow to move by hand: frames of its way from the Gaussian to the target, and the page that shows them."""
+
+import base64
+import html
+import json
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
+from itertools import combinations
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import paramax
+from flowjax.bijections import AbstractBijection, Affine, Chain, Invert, TriangularAffine
+from jaxtyping import Array, Float, PRNGKeyArray
+from scipy.special import ndtr
+
+from ddnf.flow.bijection import DDNF
+
+_MOST_DIMS = 6  # of which all pairs are shown
+_AXIS = np.linspace(-4.2, 4.2, 141)  # of the lattice that carries the Gaussian's mass
+_PIXELS = 64
+_PORTION = 4096
+
+
+def frames(
+    flow: AbstractBijection,
+    condition: Any = None,
+    *,
+    key: PRNGKeyArray | None = None,
+    labels: Sequence[str] | None = None,
+    dims: Sequence[int] | None = None,
+    count: int = 33,
+    particles: int = 600,
+) -> dict[str, Any]:
+    """What a flow does to particles, to the lines of a grid and to the Gaussian at times from 0 to 1, for `page`.
+
+    In a `DDNF`, points move from cell to cell on straight lines: z + s dt v(z), 0 <= s <= 1, is Euler's step, begun.
+    Any other part of a chain is one straight stretch, (1 - s) x + s f(x). For an affine end with a positive diagonal,
+    such as that of `ddnf.fit_posterior`, each moment of it is invertible too. A `DDNF` takes four times as long.
+
+    In the plane, the density is the Gaussian's mass, carried by the cells of a fine lattice and collected in pixels.
+    In more dimensions the page shows pairs: it draws the density from the particles, and the grid of the pair's plane,
+    with all other coordinates 0 at the start, as its shadow. On the line, a second coordinate is added that stays as it
+    is.
+
+    Args:
+        flow: a `DDNF`, its inverse, or a chain with them, from a standard normal to the target.
+        condition: what the flow is conditioned on, of its `cond_shape`.
+        key: random key of the particles; None for a fixed one.
+        labels: names of all coordinates.
+        dims: which coordinates to show, two at least; None for the first six.
+        count: how many frames.
+        particles: how many particles.
+
+    Returns:
+        A dict of plain JSON values. Points are 16-bit numbers in base64: 1 to 65535 from half a box before it to half
+        a box after it, 0 for none. The density is in 8-bit square roots of shares of each frame's peak, rows from the
+        bottom.
+
+    Example:
+        >>> import ddnf, jax.random as jr
+        >>> shown = frames(ddnf.DDNF(jr.key(0), 2, blocks=2, steps=2), count=5, particles=10)
+        >>> shown["count"], shown["labels"], list(shown["grids"])
+        (5, ['z[0]', 'z[1]'], ['0,1'])
+    """
+    dim, condition = flow.shape[0], _checked(flow, condition)
+    shown = _dims(dims, dim)
+    labels = [f"z[{i}]" for i in range(dim)] if labels is None else [*labels]
+    if count < 2 or particles < 2 or len(labels) != dim:
+        raise ValueError(f"Expected 2 frames, 2 particles, {dim} labels; got {count}, {particles}, {len(labels)}.")
+    draws = np.asarray(jr.normal(jr.key(0) if key is None else key, (particles, max(dim, 2))))
+    # Coarser where there are many pairs.
+    grid, kept = (_grid(13, 401), 57) if dim <= 2 else (_grid(9, 121), 21)
+    pairs = list(combinations(range(2 if dim == 1 else len(shown)), 2))
+    starts = [draws, *(_embedded(grid, [shown[i] for i in pair], dim) for pair in pairs)]
+    if dim <= 2:
+        starts.append(np.stack(np.meshgrid(_AXIS, _AXIS), axis=-1).reshape(-1, 2))
+    parts = _parts(paramax.unwrap(flow))
+    moved = _carried(parts, np.concatenate(starts), condition, np.linspace(0, 1, count))
+    moved, *carried = np.split(moved[..., shown], np.cumsum([len(start) for start in starts])[:-1], axis=1)
+    low, high = _boxes(moved)
+    return dict(
+        count=count,
+        labels=[*labels, "(idle)"] if dim == 1 else [labels[i] for i in shown],
+        stages=_stages(parts),
+        boxes=np.stack([low, high], axis=-1).tolist(),
+        particles=dict(count=particles, data=_packed(moved, low, high)),
+        grids={
+            f"{i},{j}": _grid_frames(way.reshape(count, *grid.shape[:2], -1), low, high, pair=[i, j], kept=kept)
+            for way, (i, j) in zip(carried, pairs, strict=False)
+        },
+        density=_density(carried[-1], low, high) if dim <= 2 else None,
+    )
+
+
+def page(frames_by_name: Mapping[str, dict[str, Any]], title: str) -> str:
+    """One page, all in itself, with a slider over time and a choice of the flows.
+
+    Args:
+        frames_by_name: what `frames` gives, by the name of the flow.
+        title: of the page, as text.
+
+    Example:
+        >>> import ddnf, jax.random as jr
+        >>> shown = frames(ddnf.DDNF(jr.key(0), 2, blocks=1, steps=1), count=2, particles=2)
+        >>> page({"an example": shown}, "A flow").startswith("<!doctype html>")
+        True
+    """
+    return _PAGE.replace("TITLE", html.escape(title)).replace("WIDGET", widget(frames_by_name))
+
+
+def widget(frames_by_name: Mapping[str, dict[str, Any]]) -> str:
+    """The view without a page around it: HTML to be put into one.
+
+    Example:
+        >>> import ddnf, jax.random as jr
+        >>> shown = frames(ddnf.DDNF(jr.key(0), 2, blocks=1, steps=1), count=2, particles=2)
+        >>> "<canvas" in widget({"an example": shown})
+        True
+    """
+    if not frames_by_name:
+        raise ValueError("Expected the frames of one flow at least; got none.")
+    # No text in the data may end the script that it is in.
+    data = json.dumps(dict(frames_by_name), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    return files("ddnf").joinpath("view.html").read_text("utf-8").replace("FRAMES", data)
+
+
+# The policy makes it certain: nothing is loaded from anywhere.
+POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
+_PAGE = f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="{POLICY}">
+<meta name="color-scheme" content="light dark">
+<title>TITLE</title>
+<style>
+:root {{ color-scheme: light dark; --page: #fff; --ink: #1d2330; }}
+@media (prefers-color-scheme: dark) {{ :root {{ --page: #14171d; --ink: #dfe3ea; }} }}
+body {{ margin: 0; padding: 1rem; background: var(--page); color: var(--ink); font: 16px/1.5 system-ui, sans-serif; }}
+main {{ max-width: 60rem; margin: auto; }}
+h1 {{ font-size: 1.3rem; margin: 0 0 1rem; overflow-wrap: anywhere; }}
+</style>
+</head>
+<body>
+<main>
+<h1>TITLE</h1>
+WIDGET
+</main>
+</body>
+</html>
+"""
+
+
+def _parts(flow: Any) -> list[AbstractBijection]:
+    """The bijections that a flow is a chain of, in the order in which a point meets them."""
+    if isinstance(flow, Chain):
+        return [part for inner in flow.bijections for part in _parts(inner)]
+    if isinstance(flow, Invert) and isinstance(flow.bijection, Chain):
+        return [Invert(part) for part in reversed(_parts(flow.bijection))]
+    return [flow]
+
+
+def _stops(part: AbstractBijection, x: Array, condition: Array | None) -> Array:
+    """Where a point is at the start of a part and after each of its cells."""
+    if isinstance(part, DDNF):
+        end, path = part.path(x, condition)
+        return jnp.concatenate([path.points.reshape(-1, len(x)), end[None]])
+    if isinstance(part, Invert) and isinstance(part.bijection, DDNF):
+        back = _stops(part.bijection, part.transform(x, condition), condition)
+        return back[::-1].at[0].set(x)  # the way there and back again ends at x but for rounding
+    return jnp.stack([x, part.transform(x, condition)])
+
+
+def _duration(part: Any) -> int:
+    return 4 if isinstance(part, DDNF) or isinstance(getattr(part, "bijection", None), DDNF) else 1
+
+
+def _stages(parts) -> list[dict[str, Any]]:
+    """The name of each part, its number of blocks (None for a part without), and the share of time when it ends."""
+    ends = np.cumsum([_duration(part) for part in parts])
+    return [_stage(part) | dict(end=float(end)) for part, end in zip(parts, ends / ends[-1], strict=True)]
+
+
+def _stage(part) -> dict[str, Any]:
+    inner = part.bijection if isinstance(part, Invert) else part
+    before = "inverse " if inner is not part else ""
+    if isinstance(inner, DDNF):
+        return dict(name=f"{before}flow", blocks=inner.blocks)
+    name = "affine map" if isinstance(inner, Affine | TriangularAffine) else type(inner).__name__
+    return dict(name=f"{before}{name}", blocks=None)
+
+
+@eqx.filter_jit
+def _positions(parts, x, condition, times):
+    def one(x):
+        stops, clock, start = [x[None]], [np.zeros(1)], 0
+        for part in parts:
+            passed = _stops(part, stops[-1][-1], condition)[1:]
+            clock.append(start + _duration(part) * np.arange(1, len(passed) + 1) / len(passed))
+            start += _duration(part)
+            stops.append(passed)
+        way = jnp.concatenate(stops)
+        return jax.vmap(lambda z: jnp.interp(times * start, np.concatenate(clock), z), 1, 1)(way)
+
+    return jax.vmap(one, out_axes=1)(x)
+
+
+def _carried(parts, x, condition, times) -> Float[np.ndarray, "times n dim"]:
+    """Where points are at the times. In portions: a flow may have many cells, and all are kept for a portion."""
+    dim = parts[0].shape[0]
+    padded = np.concatenate([x, np.zeros((-len(x) % _PORTION, x.shape[1]))]).astype(jnp.result_type(float))
+    portions = np.split(padded[:, :dim], len(padded) // _PORTION)
+    moved = np.concatenate([_positions(parts, portion, condition, times) for portion in portions], axis=1)[:, : len(x)]
+    idle = np.broadcast_to(x[:, dim:], (len(times), len(x), x.shape[1] - dim))
+    return np.concatenate([moved, idle], axis=-1)
+
+
+def _grid(lines: int, points: int) -> Float[np.ndarray, "lines points 2"]:
+    """Both families of lines of a regular grid."""
+    along, ticks = np.linspace(-3, 3, points), np.linspace(-2.7, 2.7, lines)
+    across = np.stack(np.meshgrid(along, ticks), axis=-1)
+    return np.concatenate([across, across[..., ::-1]])
+
+
+def _embedded(grid, pair, dim):
+    points = np.zeros((grid[..., 0].size, max(dim, 2)))
+    points[:, [0, 1] if dim == 1 else pair] = grid.reshape(-1, 2)
+    return points
+
+
+def _boxes(moved) -> tuple[Float[np.ndarray, "times dim"], Float[np.ndarray, "times dim"]]:
+    """What to look at in each frame: the same all the time, unless some frame's particles would be lost in it."""
+    if not np.isfinite(moved).any(axis=1).all():
+        raise ValueError("Expected a flow with finite values; got none. Does it fold? Look at ddnf.certify(flow, x).")
+    low, high = np.nanquantile(np.where(np.isfinite(moved), moved, np.nan), [0.005, 0.995], axis=1)
+    still = high.max(axis=0) - low.min(axis=0) < 2.5 * (high - low).min(axis=0)
+    low, high = np.where(still, low.min(axis=0), low), np.where(still, high.max(axis=0), high)
+    width = 1.35 * np.maximum(high - low, 1e-9)
+    widest = width.max(axis=1, keepdims=True)
+    # Coordinates that always have a similar width get the same: so their pairs are drawn true to scale.
+    half = np.where((widest < 1.6 * width).all(axis=0), widest, width) / 2
+    return (low + high) / 2 - half, (low + high) / 2 + half
+
+
+def _grid_frames(moved, low, high, *, pair: list[int], kept: int) -> dict[str, Any]:
+    """Lines of which so many points are kept, more where the flow stretches them: chords would seem to cross."""
+    moved, low, high = moved[..., pair], low[:, pair], high[:, pair]
+    steps = np.diff(moved, axis=2) / (high - low)[:, None, None]
+    longest = np.nan_to_num(np.hypot(*np.moveaxis(steps, -1, 0))).max(axis=0)
+    # In part even along the line too, so that none is left without points where it hardly moves.
+    length = np.cumsum(longest + longest.mean(axis=1, keepdims=True) / 2, axis=1)
+    places = [np.searchsorted(line, np.linspace(0, line[-1], kept)) for line in length]
+    points = np.take_along_axis(moved, np.array(places)[None, :, :, None], axis=2)
+    return dict(lines=len(length), points=kept, data=_packed(points.reshape(len(moved), -1, 2), low, high))
+
+
+def _packed(moved, low, high) -> str:
+    shares = (moved - low[:, None]) / (high - low)[:, None]
+    numbers = np.clip(np.round((shares + 0.5) / 2 * 65535), 1, 65535)
+    return _base64(np.where(np.isfinite(moved).all(axis=-1, keepdims=True), numbers, 0).astype("<u2"))
+
+
+def _density(moved, low, high) -> dict[str, Any]:
+    """Images of the Gaussian's mass, carried by the lattice."""
+    share = np.diff(ndtr(_AXIS))
+    mass = np.outer(share, share)
+    images = []
+    for frame, corner, width in zip(moved, low, high - low, strict=True):
+        lattice = ((frame - corner) / width * _PIXELS).reshape(len(_AXIS), len(_AXIS), 2)
+        images.append(_image(lattice, mass) * _PIXELS**2 / width.prod())
+    peaks = np.max(images, axis=(1, 2))
+    data = np.round(255 * np.sqrt(np.array(images) / peaks[:, None, None])).astype("u1")
+    return dict(size=_PIXELS, peaks=peaks.tolist(), data=_base64(data))
+
+
+def _image(lattice: Float[np.ndarray, "n n 2"], mass: Float[np.ndarray, "m m"]) -> Float[np.ndarray, "size size"]:
+    """The mass in each pixel, if that of each cell of a lattice is spread over it evenly.
+
+    A cell is filled with points, the more the longer its sides are, so that none leaves gaps.
+    """
+    corners = np.stack([lattice[:-1, :-1], lattice[:-1, 1:], lattice[1:, :-1], lattice[1:, 1:]])
+    inside = (corners.min(axis=0) < _PIXELS).all(axis=-1) & (corners.max(axis=0) > 0).all(axis=-1)
+    corners, mass = corners[:, inside], mass[inside]  # a cell without numbers is not inside
+    across = np.abs(corners[[1, 3]] - corners[[0, 2]]).max(axis=(0, 2))
+    up = np.abs(corners[[2, 3]] - corners[[0, 1]]).max(axis=(0, 2))
+    levels = np.ceil(np.log2(np.clip(2 * np.stack([across, up], axis=-1), 2, 128))).astype(int)
+    image = np.zeros((_PIXELS, _PIXELS))
+    for a, b in np.unique(levels, axis=0).tolist():
+        these = (levels == [a, b]).all(axis=-1)
+        points = _filled(corners[:, these], 2**a, 2**b)
+        image += _collected(points, np.broadcast_to(mass[these] / 2 ** (a + b), points.shape[:-1]))
+    return image
+
+
+def _filled(corners: Float[np.ndarray, "4 n 2"], across: int, up: int) -> Float[np.ndarray, "across up n 2"]:
+    """Points in quadrilaterals, evenly in their bilinear coordinates."""
+    u = ((np.arange(across) + 0.5) / across)[:, None, None, None]
+    v = ((np.arange(up) + 0.5) / up)[:, None, None]
+    return (1 - v) * ((1 - u) * corners[0] + u * corners[1]) + v * ((1 - u) * corners[2] + u * corners[3])
+
+
+def _collected(points: Float[np.ndarray, "*n 2"], mass: Float[np.ndarray, "*n"]) -> Float[np.ndarray, "size size"]:
+    """The mass of points in each pixel, shared among the four nearest; what is outside is lost."""
+    inside = ((points > 0) & (points < _PIXELS)).all(axis=-1)
+    place = points[inside] + 0.5  # in an image with a margin of one pixel
+    corner = place.astype(int)
+    part = place - corner
+    image = np.zeros((_PIXELS + 2) ** 2)
+    for right, up in ((0, 0), (0, 1), (1, 0), (1, 1)):
+        weight = np.abs(1 - right - part[:, 0]) * np.abs(1 - up - part[:, 1])
+        index = (corner[:, 1] + up) * (_PIXELS + 2) + corner[:, 0] + right
+        image += np.bincount(index, mass[inside] * weight, len(image))
+    return image.reshape(_PIXELS + 2, -1)[1:-1, 1:-1]
+
+
+def _base64(array) -> str:
+    return base64.b64encode(np.ascontiguousarray(array).tobytes()).decode()
+
+
+def _checked(flow, condition):
+    if not isinstance(flow, AbstractBijection) or len(flow.shape) != 1:
+        raise ValueError(f"Expected a FlowJAX bijection of points, such as ddnf.DDNF; got {type(flow).__name__}.")
+    shape = None if condition is None else np.shape(condition)
+    if shape != flow.cond_shape:
+        raise ValueError(f"Expected a condition of shape {flow.cond_shape}; got {shape}.")
+    return None if condition is None else jnp.asarray(condition, jnp.result_type(float))
+
+
+def _dims(dims, dim) -> list[int]:
+    if dim == 1:
+        return [0, 1]
+    shown = list(range(min(dim, _MOST_DIMS))) if dims is None else [*dims]
+    if len(shown) < 2 or len({*shown}) < len(shown) or not all(0 <= i < dim for i in shown):
+        raise ValueError(f"Expected two or more different coordinates from 0 to {dim - 1}; got {shown}.")
+    return shown
