@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import os
 import subprocess
 import time
@@ -10,6 +11,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+import jax
+import numpy as np
 from tqdm.auto import tqdm
 
 if TYPE_CHECKING:
@@ -55,8 +58,8 @@ class Experiment:
         title: above its section of the report.
         about: a paragraph on what is done and why.
         profiles: the settings (a frozen dataclass) of each profile.
-        parts: from settings and seed, the units of work by name; each gives a dict of plain JSON values and is saved
-            when it is done.
+        parts: from settings and seed, the units of work by name; each gives a dict of JSON values and arrays, and is
+            saved by `plain` when it is done.
         tables, pictures, claims: from the record of a run, which is all that they may look at.
     """
 
@@ -72,23 +75,43 @@ class Experiment:
 
 def run(experiment: Experiment, out: Path, *, profile: Profile, seed: int = 0, resume: bool = True) -> Record:
     """Runs the parts of an experiment that are not in its file yet, each saved when it is done."""
+    out.mkdir(parents=True, exist_ok=True)
     config = experiment.profiles[profile]
     record = _begin(experiment.name, profile, config, seed)
     path = out / f"{experiment.name}.json"
     if resume and path.exists():
-        found = json.loads(path.read_text())
+        found = _read(path)
         # Parts made with other settings are not ours.
-        if (found["config"], found["seed"]) == (record["config"], seed):
+        if (found.get("config"), found.get("seed")) == (record["config"], seed):
             record |= dict(parts=found["parts"], seconds=found["seconds"])
     parts = experiment.parts(config, seed)
     left = [name for name in parts if name not in record["parts"]]
     for name in (bar := tqdm(left, desc=experiment.name, initial=len(parts) - len(left), total=len(parts))):
         bar.set_postfix_str(name)
         start = time.perf_counter()
-        record["parts"][name] = parts[name]()
+        record["parts"][name] = plain(parts[name]())
         record["seconds"][name] = time.perf_counter() - start
         _write(path, record)
     return record
+
+
+def plain(value: Any, digits: int = 5) -> Any:
+    """What JSON has a form for: arrays become lists, of so many significant digits; what is not finite, null.
+
+    Example:
+        >>> import numpy as np
+        >>> plain(dict(a=np.array([1 / 3, np.nan]), b=(0.5, 2)))
+        {'a': [0.33333, None], 'b': [0.5, 2]}
+    """
+    if isinstance(value, Mapping):
+        return {name: plain(entry, digits) for name, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(entry, digits) for entry in value]
+    if isinstance(value, np.ndarray | np.generic | jax.Array):
+        rounded = np.vectorize(lambda number: float(f"{number:.{digits}g}"), otypes=[float])
+        array = np.asarray(value)
+        return plain((rounded(array) if array.dtype.kind == "f" else array).tolist(), digits)
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _begin(name: str, profile: Profile, config: Any, seed: int) -> Record:
@@ -116,8 +139,16 @@ def _revision() -> str | None:
     return asked.stdout.strip() or None
 
 
+def _read(path: Path) -> Record:
+    try:
+        return json.loads(path.read_text())
+    except ValueError as error:
+        raise ValueError(f"Expected the results of a run in {str(path)!r}; got {error}. Delete it.") from error
+
+
 def _write(path: Path, record: Record) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """Whole or not at all; one line for each entry, so that its head can be read and its arrays take little room."""
+    lines = [f" {json.dumps(name)}: {json.dumps(entry, allow_nan=False)}" for name, entry in record.items()]
     partial = path.with_suffix(".tmp")
-    partial.write_text(json.dumps(record, indent=1) + "\n")
+    partial.write_text("{\n" + ",\n".join(lines) + "\n}\n")
     partial.replace(path)
