@@ -13,11 +13,19 @@ from numpy.testing import assert_allclose
 
 from ddnf.baselines import CNF, RIVALS, DeepSigmoidal, Planar, Radial, exactly, make
 
-every_rival = pytest.mark.parametrize("name", RIVALS)
+# Their compilation takes long: they are left to CI.
+SLOW = ("bnaf", "cnf", "cnf-hutchinson", "spline-iaf", "spline-maf")
+
+
+def marked(name, *more):
+    return pytest.param(name, *more, marks=pytest.mark.slow if name in SLOW else ())
+
+
+every_rival = pytest.mark.parametrize("name", [marked(name) for name in RIVALS])
 every_case = pytest.mark.parametrize(
     ("name", "case"),
     [
-        (name, case)
+        marked(name, case)
         for name, case in itertools.product(RIVALS, [(2, 3, None), (3, 1, 2)])
         if RIVALS[name].takes_condition or case[2] is None
     ],

@@ -174,7 +174,7 @@ def sketch(key: PRNGKeyArray, flow: DDNF, *, draws: int) -> dict[str, Any]:
     """All that a picture of the map needs: where it takes a grid and arrows, and the density that it makes."""
     # The map is the same by any rule, and so is compiled once for all of them.
     flow = flow.with_log_det(Exact())
-    grid, start = regular_grid(source=SOURCE, points=61), arrow_starts()
+    grid, start = (jnp.asarray(points) for points in (regular_grid(source=SOURCE, points=61), arrow_starts()))
     counts = _counts(key, flow, draws=draws, bound=VIEW, resolution=60)
     # Draws that were counted at the edge are outside of the picture.
     counts[[0, -1]], counts[:, [0, -1]] = 0, 0
@@ -186,8 +186,8 @@ def sketch(key: PRNGKeyArray, flow: DDNF, *, draws: int) -> dict[str, Any]:
 
 
 @eqx.filter_jit
-def _moved(flow: DDNF, points: np.ndarray) -> Array:
-    return jax.vmap(flow.transform)(jnp.asarray(points))
+def _moved(flow: DDNF, points: Float[Array, "n 2"]) -> Float[Array, "n 2"]:
+    return jax.vmap(flow.transform)(points)
 
 
 def arrow_starts() -> Float[np.ndarray, "n 2"]:

@@ -69,28 +69,28 @@ def _flow(config: Config, rule: str, key: PRNGKeyArray) -> DDNF:
 
 def _misses(key, flow: DDNF, *, folds: bool) -> tuple[dict[str, float | None], Float[np.ndarray, "n 2"]]:
     """Mean distances between points and what comes back of them, and where arrows come back to by -v."""
-    grid, draws = arrow_starts(), np.asarray(jr.normal(key, (10_000, 2)))
-    back = np.asarray(_there_and_back(flow, grid))
+    grid, draws = jnp.asarray(arrow_starts()), jr.normal(key, (10_000, 2))
+    back = _there_and_back(flow, grid)
     return dict(
         reverse_grid=_distance(back, grid),
         reverse=_distance(_there_and_back(flow, draws), draws),
         # A map that folds has no inverse.
         exact=None if folds else _distance(_there_and_back_exactly(flow, draws), draws),
-    ), back
+    ), np.asarray(back)
 
 
-def _distance(back: Array | np.ndarray, points: np.ndarray) -> float:
-    return float(np.mean(np.linalg.norm(np.asarray(back) - points, axis=-1)))
-
-
-@eqx.filter_jit
-def _there_and_back(flow: DDNF, points: np.ndarray) -> Array:
-    return jax.vmap(lambda x: flow.reverse_and_log_det(flow.transform(x))[0])(jnp.asarray(points))
+def _distance(back: Array, points: Array) -> float:
+    return float(jnp.mean(jnp.linalg.norm(back - points, axis=-1)))
 
 
 @eqx.filter_jit
-def _there_and_back_exactly(flow: DDNF, points: np.ndarray) -> Array:
-    return jax.vmap(lambda x: flow.inverse(flow.transform(x)))(jnp.asarray(points))
+def _there_and_back(flow: DDNF, points: Array) -> Array:
+    return jax.vmap(lambda x: flow.reverse_and_log_det(flow.transform(x))[0])(points)
+
+
+@eqx.filter_jit
+def _there_and_back_exactly(flow: DDNF, points: Array) -> Array:
+    return jax.vmap(lambda x: flow.inverse(flow.transform(x)))(points)
 
 
 def tables(record: Record) -> list[Table]:
