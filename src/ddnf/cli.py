@@ -124,6 +124,7 @@ def compare(
     batch: int | None = None,
     learning_rate: float | None = None,
     size: int | None = None,
+    starts: int | None = None,
     seed: int = 0,
     resume: bool = True,
 ) -> None:
@@ -140,13 +141,14 @@ def compare(
         batch: draws, or rows, for each step.
         learning_rate: of Adam; left out, each model has the one it trains best with.
         size: width of the rivals; left out, each has its own.
+        starts: fits of each model from different starts, of which the best counts.
         seed: of the random numbers.
-        resume: keep the rows that are in the folder already.
+        resume: rows that are in the folder already are kept, unless --no-resume is given.
     """
     from ddnf import side_by_side
 
     subject = side_by_side.subject_of(target, dim=dim, seed=seed)
-    chosen = dict(steps=steps, batch=batch, learning_rate=learning_rate, size=size)
+    chosen = dict(steps=steps, batch=batch, learning_rate=learning_rate, size=size, starts=starts)
     settings = dataclasses.replace(subject.settings, **{k: v for k, v in chosen.items() if v is not None})
     side_by_side.compare(subject, models, layers, out=output, settings=settings, seed=seed, resume=resume)
 

@@ -33,8 +33,7 @@ COLUMNS = dict(
     r_hat=("R-hat", ".3f"),
     log_likelihood=("log-likelihood", ".4f"),
     log_likelihood_error=("+-", ".4f"),
-    attempts=("fits", "d"),
-    fit_seconds=("time, s", ".1f"),
+    fit_seconds=("fit, s", ".1f"),
     step_ms=("step, ms", ".2f"),
 )
 
@@ -83,7 +82,7 @@ def compare(
         bar.set_postfix_str(f"{MODELS[name]}, K={count}" if count else MODELS[name])
         found = subject.run(jr.key(seed), name=name, layers=count or 1, settings=settings)
         rows[name, count] = dict(model=name, title=MODELS[name], layers=count, **found)
-        _write(path, record | dict(rows=list(rows.values())))
+        _write(path, record | dict(command=_command(subject, rows, settings, seed), rows=list(rows.values())))
     chosen = [rows[pair] for pair in wanted]
     _show(chosen)
     pictures = _draw(subject, chosen, layers, out)
@@ -178,9 +177,7 @@ def _wanted(subject: Subject, models: Sequence[str], layers: Sequence[int]) -> l
 
 def _record(subject: Subject, settings: Settings, seed: int, path: Path | None) -> dict[str, Any]:
     """What a comparison writes down, with the rows that were made before with the same settings."""
-    options = f"--steps {settings.steps} --batch {settings.batch} --seed {seed}"
-    record = dict(
-        command=f"ddnf compare --target {subject.name} --models all --layers 2 8 10 {options}",
+    record: dict[str, Any] = dict(
         settings=dataclasses.asdict(settings),
         seed=seed,
         cores=os.cpu_count(),
@@ -192,6 +189,21 @@ def _record(subject: Subject, settings: Settings, seed: int, path: Path | None) 
         if (found["settings"], found["seed"]) == (record["settings"], seed):
             record["rows"] = found["rows"]
     return record
+
+
+def _command(subject: Subject, rows: dict[tuple[str, int | None], dict], settings: Settings, seed: int) -> str:
+    """What makes these rows."""
+    models = " ".join(dict.fromkeys(name for name, _ in rows))
+    layers = " ".join(str(count) for count in dict.fromkeys(count for _, count in rows) if count)
+    given = {
+        "layers": layers,
+        "steps": settings.steps,
+        "batch": settings.batch,
+        "starts": settings.starts,
+        "seed": seed,
+    }
+    options = " ".join(f"--{name} {value}" for name, value in given.items() if value != "")
+    return f"ddnf compare --target {subject.name} --models {models} {options}"
 
 
 def _show(rows: list[dict[str, Any]]) -> None:

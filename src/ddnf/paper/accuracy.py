@@ -43,7 +43,7 @@ class Config:
 
 
 PROFILES: dict[Profile, Config] = {
-    "smoke": Config(flows=5, points=20, steps=(1, 16, 64)),
+    "smoke": Config(flows=5, points=20, steps=(1, 16, 32)),
     "quick": Config(flows=20, steps=(1, 4, 16, 64)),
     "full": Config(),
 }
