@@ -41,7 +41,7 @@ class Verdict(NamedTuple):
         """Whether more training would not change what a user looks at."""
         # Where all weights are nearly equal there is hardly a tail to estimate k-hat from.
         limit = KHAT if self.ess > 0.999 else GOOD_KHAT
-        return self.khat < limit and self.ess > 0.98 and self.mean_shift < 0.02 and self.deviation_shift < 0.02
+        return self.khat < limit and self.ess > 0.985 and self.mean_shift < 0.02 and self.deviation_shift < 0.02
 
 
 def judge(key: PRNGKeyArray, flow: AbstractBijection, target: Target) -> Verdict:

@@ -234,7 +234,7 @@ def fit_posterior(
 
 def default_flow(key: PRNGKeyArray, dim: int) -> DDNF:
     """The flow that `fit_posterior` takes where none is given."""
-    if dim <= 3:
+    if dim <= 2:
         return DDNF(key, dim, blocks=4, steps=4, hidden=(16, 16), activation="softplus")
     return DDNF(key, dim, blocks=16, steps=2, hidden=(3,), activation="softplus")
 
