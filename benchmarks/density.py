@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
-from flowjax.bijections import RationalQuadraticSpline
+from flowjax.bijections import Invert, RationalQuadraticSpline
 from flowjax.distributions import Normal
 from flowjax.flows import block_neural_autoregressive_flow, masked_autoregressive_flow
 from flowjax.train import fit_to_data
@@ -46,6 +46,14 @@ def miniboone(folder):
 
 def ours(key, train, test):
     density = ddnf.fit_density(key, train)
+    return np.asarray(density.log_prob(test)), dict(looks=len(density.losses), complaints=density.complaints)
+
+
+def unbounded(key, train, test):
+    """The default flow without the bounds on its weights that keep it from folding."""
+    flow_key, fit_key = jr.split(key)
+    flow = ddnf.DDNF(flow_key, train.shape[1], blocks=8, steps=2, hidden=(64, 8, 64), activation="softplus")
+    density = ddnf.fit_density(fit_key, train, flow=Invert(flow))
     return np.asarray(density.log_prob(test)), dict(looks=len(density.losses), complaints=density.complaints)
 
 
@@ -92,6 +100,7 @@ def peer(make):
 TABLES = dict(power=power, miniboone=miniboone)
 METHODS = {
     "ours": ours,
+    "ours, unbounded": unbounded,
     "FlowJAX spline MAF": peer(spline),
     "FlowJAX BNAF": peer(bnaf),
     "Gaussian": gaussian,

@@ -278,11 +278,24 @@ def default_flow(
     hidden: Sequence[int] | None = None,
     activation: str = "softplus",
 ) -> AbstractBijection:
-    """The flow that `fit_density` takes where none is given: trained from the data to the normal, hence inverted."""
+    """The flow that `fit_density` takes where none is given: trained from the data to the normal, hence inverted.
+
+    Without a condition its weights are bounded, so that it can't fold: a flow that is free to, may in long training.
+    """
     if hidden is None:
         hidden = (64, 64) if dim <= 3 else (64, 8, 64)
-    flow = DDNF(key, dim, blocks=blocks, steps=steps, hidden=hidden, condition_dim=condition_dim, activation=activation)
-    return Invert(flow)
+    return Invert(
+        DDNF(
+            key,
+            dim,
+            blocks=blocks,
+            steps=steps,
+            hidden=hidden,
+            condition_dim=condition_dim,
+            activation=activation,
+            lipschitz=0.97 if condition_dim is None else None,
+        )
+    )
 
 
 def _standardized(mean, scale, real):
