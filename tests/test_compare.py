@@ -72,6 +72,7 @@ def test_the_reported_elbo_is_exact(name):
     assert row["step_ms"] > 0 and row["fit_seconds"] > 0
 
 
+@pytest.mark.slow
 def test_nuts_and_advi():
     for name in ("nuts", "advi-full"):
         row = on_target(jr.key(0), TARGET, name, progress=False)

@@ -7,6 +7,8 @@ from ddnf.paper import inverse_consistency
 from ddnf.paper.experiment import run
 from tests.paper.checks import check_shown
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):

@@ -12,6 +12,8 @@ from ddnf.paper import energy, regularization
 from ddnf.paper.experiment import run
 from tests.paper.checks import check_shown
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):

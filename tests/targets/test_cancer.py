@@ -26,6 +26,7 @@ def test_agrees_with_scipy(z):
     assert_allclose(cancer.textbook(jnp.asarray(z)), by_scipy(z) + np.log(m * (1 - m) * precision), atol=1e-7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["table2", "textbook"])
 def test_reference_values(name):
     known = cancer.REFERENCE[name]
