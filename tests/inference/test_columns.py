@@ -54,7 +54,7 @@ def test_draws_stay_in_the_support(name, dtype):
     u = jnp.array([-1e3, -100.0, -40.0, -20.0, 0.0, 20.0, 40.0, 80.0], dtype)[:, None]
     x = np.asarray(from_real(columns, u))
     assert x.dtype == dtype
-    assert outside(columns, x[np.isfinite(x[:, 0])]) is None  # far out on an open side there is overflow
+    assert outside(columns, x) is None
 
 
 def test_integers_are_rounded_down():

@@ -94,8 +94,8 @@ class Layer(eqx.Module):
         norm = spectral_norm(self.weight)
         if self.update is not None:
             left, gate, right = self.update
-            norm = norm + spectral_norm(left) * jnp.max(jnp.abs(gate), axis=0) * spectral_norm(right)
-        return norm if self.scale is None else jnp.max(jnp.abs(self.scale), axis=0) * norm
+            norm = norm + spectral_norm(left) * _largest(gate) * spectral_norm(right)
+        return norm if self.scale is None else _largest(self.scale) * norm
 
 
 class Linearization(eqx.Module):
@@ -291,6 +291,16 @@ def spectral_norm(matrix: Float[Array, "out in"]) -> Float[Array, ""]:
     squared = jnp.sum(image * image)
     is_zero = squared == 0
     return jnp.where(is_zero, 0.0, jnp.sqrt(jnp.where(is_zero, 1.0, squared)))
+
+
+def _largest(a: Float[Array, "n *lanes"]) -> Float[Array, "*lanes"]:
+    """The largest absolute value along the first axis.
+
+    The gradient of `jnp.max` looks for the values that equal the maximum; where these are computed once more in
+    the backward pass, rounded otherwise, none may be found, and it is NaN. An index has no such trouble.
+    """
+    place = jnp.argmax(jnp.abs(jax.lax.stop_gradient(a)), axis=0, keepdims=True)
+    return jnp.abs(jnp.take_along_axis(a, place, axis=0)[0])
 
 
 def _modulated(weight, bias, context: Context, condition) -> Layer:

@@ -99,8 +99,9 @@ def from_real(columns: Sequence[Column], u: Any) -> Any:
 
 
 def _kept_inside(xp, column, x):
-    """Values that were rounded to an end of the interval, moved to the nearest number inside of it."""
+    """Values rounded to an end of the interval, infinity included, moved to the nearest number inside of it."""
     tiny, kind = np.finfo(x.dtype).tiny, x.dtype.type  # below `tiny`, XLA rounds to zero
+    x = xp.clip(x, np.finfo(x.dtype).min, np.finfo(x.dtype).max)  # NaN stays
     if column.low is not None:
         x = xp.maximum(x, max(np.nextafter(kind(column.low), kind(np.inf)), kind(column.low) + tiny))
     if column.high is not None:

@@ -280,7 +280,7 @@ def default_flow(
 ) -> AbstractBijection:
     """The flow that `fit_density` takes where none is given: trained from the data to the normal, hence inverted.
 
-    Without a condition its weights are bounded, so that it can't fold: a flow that is free to, may in long training.
+    Its weights are bounded, so that it can't fold: a flow that is free to, may in long training.
     """
     if hidden is None:
         hidden = (64, 64) if dim <= 3 else (64, 8, 64)
@@ -293,7 +293,7 @@ def default_flow(
             hidden=hidden,
             condition_dim=condition_dim,
             activation=activation,
-            lipschitz=0.97 if condition_dim is None else None,
+            lipschitz=0.97,
         )
     )
 
