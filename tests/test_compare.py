@@ -54,8 +54,8 @@ def test_the_best_start_counts():
     row = on_target(jr.key(0), TARGET, "planar", settings=Settings(steps=5, batch=8, starts=2))
     first, second = row["elbos"]
     assert first != second
-    # Judged by other draws than those that chose it.
-    assert_allclose(row["elbo"], max(first, second), atol=8 * row["elbo_error"])
+    # Judged by other draws than those that chose it, so not the same number; but not that of the other start.
+    assert abs(row["elbo"] - max(first, second)) < 0.2 * abs(first - second)
 
 
 def test_a_poor_fit_has_a_large_kl():

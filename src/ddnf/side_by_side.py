@@ -27,6 +27,7 @@ COLUMNS = dict(
     layers=("K", "d"),
     parameters=("parameters", ",d"),
     kl=("KL(q|p)", ".4f"),
+    mass=("mass of q", ".4f"),
     elbo=("ELBO", ".4f"),
     khat=("k-hat", ".2f"),
     ess=("ESS", ".3f"),
