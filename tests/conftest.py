@@ -25,6 +25,7 @@ with install_import_hook("ddnf", "beartype.beartype"):
     import ddnf.paper.reproduce
     import ddnf.paper.toy
     import ddnf.plot
+    import ddnf.record
     import ddnf.side_by_side
     import ddnf.targets.cancer
     import ddnf.targets.toy

@@ -25,6 +25,7 @@ from ddnf.inference.posterior import fit_posterior
 from ddnf.inference.reverse_kl import End
 from ddnf.inference.start import Search
 from ddnf.inference.target import Target
+from ddnf.record import plain
 
 OURS: Mapping[str, tuple[str, tuple[int, ...]]] = {
     "ddnf": ("DDNF, the paper's (2, 2) units", (2, 2)),
@@ -198,7 +199,7 @@ def on_table(
         parameters=count(density.flow),
         complaints=list(density.complaints),
         learning_rate=rate,
-        draws=_rounded(density.sample(key, _DRAWN)),
+        draws=plain(density.sample(key, _DRAWN), 4),
         **_times(seconds, density.seconds, max(100, min(1000, len(train) // settings.batch))),
     )
 
@@ -245,7 +246,7 @@ def _flow(key, target, name, layers, settings, plane, progress):
         **_times(seconds, best.seconds, 100),
         **_judged(key, baselines.exactly(best.flow), target, plane)[0],
         complaints=list(best.complaints),
-        losses=_rounded(best.losses),
+        losses=plain(best.losses),
     )
 
 
@@ -259,7 +260,7 @@ def _advi(key, target, plane, *, is_full, progress):
     found, verdict = _judged(key, fit.flow, target, plane)
     complaints = judge.complaints(key, fit.flow, target, verdict, losses, Search(target))
     figures = dict(parameters=count(fit.flow), fit_seconds=seconds)
-    return figures | found | dict(complaints=list(complaints), losses=_rounded(losses))
+    return figures | found | dict(complaints=list(complaints), losses=plain(losses))
 
 
 def _nuts(key, target, progress):
@@ -275,7 +276,7 @@ def _nuts(key, target, progress):
         r_hat=float(run.r_hat.max()),
         effective_draws=float(run.ess.min()),
         divergences=run.divergences,
-        draws=_rounded(run.draws[:: max(1, len(run.draws) // _DRAWN)]),
+        draws=plain(run.draws[:: max(1, len(run.draws) // _DRAWN)], 4),
     )
 
 
@@ -285,7 +286,7 @@ def _judged(key, flow, target, plane) -> tuple[dict[str, Any], judge.Verdict]:
     found = dict(zip(("elbo", "elbo_error", "log_evidence", "khat", "ess"), verdict, strict=False))
     found |= dict(mean=draws.mean(axis=0).tolist(), deviation=draws.std(axis=0).tolist())
     if plane is None:
-        found["draws"] = _rounded(draws[:_DRAWN])
+        found["draws"] = plain(draws[:_DRAWN], 4)
     else:
         found |= _on_plane(flow, plane)
     return found, verdict
@@ -318,12 +319,6 @@ def _rate(name: str, settings: Settings) -> float:
 def _times(seconds: float, stretches: np.ndarray, length: int) -> dict[str, float]:
     later = stretches[1:] if len(stretches) > 1 else stretches
     return dict(fit_seconds=seconds, step_ms=float(1000 * np.nanmedian(later) / length))
-
-
-def _rounded(array: np.ndarray) -> list:
-    """Four significant digits are enough for a picture."""
-    flat = [float(f"{value:.4g}") for value in np.asarray(array, float).ravel()]
-    return np.array(flat).reshape(np.shape(array)).tolist()
 
 
 def table(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, tuple[str, str]]) -> str:

@@ -17,7 +17,7 @@ def density(axes: Axes, log_density: Callable[[np.ndarray], np.ndarray], *, boun
 
 def shade(axes: Axes, values: np.ndarray, *, bound: float):
     """Shades values (n, n) on the square [-bound, bound]^2, the first row at the bottom."""
-    axes.imshow(values, origin="lower", extent=(-bound, bound, -bound, bound), cmap="magma", interpolation="bilinear")
+    image(axes, values, extent=(-bound, bound, -bound, bound))
     _square(axes, bound)
 
 

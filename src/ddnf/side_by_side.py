@@ -1,12 +1,9 @@
 """The `ddnf compare` command: models side by side on a target, or on a table; a table of numbers, and a picture."""
 
 import dataclasses
-import json
-import os
 import runpy
 from collections.abc import Callable, Sequence
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +15,7 @@ from ddnf import baselines
 from ddnf.compare import FLOWS, MODELS, OURS, Plane, Settings, on_table, on_target, table
 from ddnf.inference.target import Target
 from ddnf.optional import require
+from ddnf.record import circumstances, plain, read, write
 from ddnf.tables import READERS, open_table
 from ddnf.targets import cancer
 from ddnf.targets.toy import ENERGIES
@@ -75,6 +73,7 @@ def compare(
 ) -> list[dict[str, Any]]:
     """Fits models with each number of layers, saves each row when it is done, and draws the densities side by side."""
     wanted = _wanted(subject, models, layers)
+    out.mkdir(parents=True, exist_ok=True)
     path = out / f"compare-{subject.name}.json"
     record = _record(subject, settings, seed, path if resume else None)
     rows: dict[tuple[str, int | None], dict[str, Any]] = {(row["model"], row["layers"]): row for row in record["rows"]}
@@ -82,8 +81,8 @@ def compare(
     for name, count in (bar := tqdm(left, desc="compare", disable=not progress)):
         bar.set_postfix_str(f"{MODELS[name]}, K={count}" if count else MODELS[name])
         found = subject.run(jr.key(seed), name=name, layers=count or 1, settings=settings)
-        rows[name, count] = dict(model=name, title=MODELS[name], layers=count, **found)
-        _write(path, record | dict(command=_command(subject, rows, settings, seed), rows=list(rows.values())))
+        rows[name, count] = plain(dict(model=name, title=MODELS[name], layers=count, **found))
+        write(path, record | dict(command=_command(subject, rows, settings, seed), rows=list(rows.values())))
     chosen = [rows[pair] for pair in wanted]
     _show(chosen)
     pictures = _draw(subject, chosen, layers, out)
@@ -181,12 +180,11 @@ def _record(subject: Subject, settings: Settings, seed: int, path: Path | None) 
     record: dict[str, Any] = dict(
         settings=dataclasses.asdict(settings),
         seed=seed,
-        cores=os.cpu_count(),
-        versions={package: version(package) for package in ("ddnf", "jax", "flowjax")},
+        **circumstances(),
         rows=[],
     )
     if path is not None and path.exists():
-        found = json.loads(path.read_text())
+        found = read(path)
         if (found["settings"], found["seed"]) == (record["settings"], seed):
             record["rows"] = found["rows"]
     return record
@@ -240,10 +238,3 @@ def _panel(plot, subject, image, points):
     if points is not None and np.shape(points)[1] > 1:
         return partial(plot.scatter, points=np.array(points)[:, :2], extent=subject.extent)
     return None
-
-
-def _write(path: Path, record: dict[str, Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial_path = path.with_suffix(".tmp")
-    partial_path.write_text(json.dumps(record, separators=(",", ":")) + "\n")
-    partial_path.replace(path)

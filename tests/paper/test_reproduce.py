@@ -12,7 +12,8 @@ from matplotlib.figure import Figure
 
 from ddnf import cli
 from ddnf.paper import registry, reproduce
-from ddnf.paper.experiment import Claim, Experiment, Picture, Table, plain, run
+from ddnf.paper.experiment import Claim, Experiment, Picture, Table, run
+from ddnf.record import plain
 
 
 @dataclasses.dataclass(frozen=True)

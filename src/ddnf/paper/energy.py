@@ -16,8 +16,8 @@ from ddnf import DDNF, Exact, LogDet, PrintedTaylor, Taylor, certify
 from ddnf.inference import train
 from ddnf.inference.diagnostics import plane_grid
 from ddnf.inference.reverse_kl import ReverseKL
-from ddnf.paper.experiment import plain
 from ddnf.plot import regular_grid
+from ddnf.record import plain
 from ddnf.targets.toy import ENERGIES
 
 ENERGY = ENERGIES["energy1"]

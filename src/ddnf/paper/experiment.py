@@ -2,18 +2,14 @@
 
 import dataclasses
 import json
-import math
-import os
-import subprocess
 import time
 from collections.abc import Callable, Mapping
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-import jax
-import numpy as np
 from tqdm.auto import tqdm
+
+from ddnf.record import circumstances, plain, read, write
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -80,7 +76,7 @@ def run(experiment: Experiment, out: Path, *, profile: Profile, seed: int = 0, r
     record = _begin(experiment.name, profile, config, seed)
     path = out / f"{experiment.name}.json"
     if resume and path.exists():
-        found = _read(path)
+        found = read(path)
         # Parts made with other settings are not ours.
         if (found.get("config"), found.get("seed")) == (record["config"], seed):
             record |= dict(parts=found["parts"], seconds=found["seconds"])
@@ -91,27 +87,8 @@ def run(experiment: Experiment, out: Path, *, profile: Profile, seed: int = 0, r
         start = time.perf_counter()
         record["parts"][name] = plain(parts[name]())
         record["seconds"][name] = time.perf_counter() - start
-        _write(path, record)
+        write(path, record)
     return record
-
-
-def plain(value: Any, digits: int = 5) -> Any:
-    """What JSON has a form for: arrays become lists, of so many significant digits; what is not finite, null.
-
-    Example:
-        >>> import numpy as np
-        >>> plain(dict(a=np.array([1 / 3, np.nan]), b=(0.5, 2)))
-        {'a': [0.33333, None], 'b': [0.5, 2]}
-    """
-    if isinstance(value, Mapping):
-        return {name: plain(entry, digits) for name, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(entry, digits) for entry in value]
-    if isinstance(value, np.ndarray | np.generic | jax.Array):
-        rounded = np.vectorize(lambda number: float(f"{number:.{digits}g}"), otypes=[float])
-        array = np.asarray(value)
-        return plain((rounded(array) if array.dtype.kind == "f" else array).tolist(), digits)
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _begin(name: str, profile: Profile, config: Any, seed: int) -> Record:
@@ -121,34 +98,7 @@ def _begin(name: str, profile: Profile, config: Any, seed: int) -> Record:
         profile=profile,
         config=json.loads(json.dumps(dataclasses.asdict(config))),
         seed=seed,
-        versions={package: version(package) for package in ("ddnf", "jax", "flowjax", "numpy")},
-        cores=os.cpu_count(),
-        revision=_revision(),
+        **circumstances(),
         parts={},
         seconds={},
     )
-
-
-def _revision() -> str | None:
-    """The git revision of a checkout; None elsewhere."""
-    here = Path(__file__).parent
-    try:
-        asked = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=here, capture_output=True, text=True)
-    except OSError:
-        return None
-    return asked.stdout.strip() or None
-
-
-def _read(path: Path) -> Record:
-    try:
-        return json.loads(path.read_text())
-    except ValueError as error:
-        raise ValueError(f"Expected the results of a run in {str(path)!r}; got {error}. Delete it.") from error
-
-
-def _write(path: Path, record: Record) -> None:
-    """Whole or not at all; one line for each entry, so that its head can be read and its arrays take little room."""
-    lines = [f" {json.dumps(name)}: {json.dumps(entry, allow_nan=False)}" for name, entry in record.items()]
-    partial = path.with_suffix(".tmp")
-    partial.write_text("{\n" + ",\n".join(lines) + "\n}\n")
-    partial.replace(path)

@@ -1,0 +1,69 @@
+"""Results in files: plain JSON, written whole, with what they were made with."""
+
+import json
+import math
+import os
+import subprocess
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+
+def plain(value: Any, digits: int = 5) -> Any:
+    """What JSON has a form for: arrays become lists, of so many significant digits; what is not finite, null.
+
+    Example:
+        >>> import numpy as np
+        >>> plain(dict(a=np.array([1 / 3, np.nan]), b=(0.5, 2)))
+        {'a': [0.33333, None], 'b': [0.5, 2]}
+    """
+    if isinstance(value, Mapping):
+        return {name: plain(entry, digits) for name, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(entry, digits) for entry in value]
+    if isinstance(value, np.ndarray | np.generic | jax.Array):
+        rounded = np.vectorize(lambda number: float(f"{number:.{digits}g}"), otypes=[float])
+        array = np.asarray(value)
+        return plain((rounded(array) if array.dtype.kind == "f" else array).tolist(), digits)
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def circumstances() -> dict[str, Any]:
+    """Versions, the machine's cores, and the git revision if there is one.
+
+    Example:
+        >>> sorted(circumstances())
+        ['cores', 'revision', 'versions']
+    """
+    versions = {package: version(package) for package in ("ddnf", "jax", "flowjax", "numpy")}
+    return dict(versions=versions, cores=os.cpu_count(), revision=_revision())
+
+
+def _revision() -> str | None:
+    """The git revision of a checkout; None elsewhere."""
+    here = Path(__file__).parent
+    try:
+        asked = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=here, capture_output=True, text=True)
+    except OSError:
+        return None
+    return asked.stdout.strip() or None
+
+
+def read(path: Path) -> dict[str, Any]:
+    """What `write` has written."""
+    try:
+        return json.loads(path.read_text())
+    except ValueError as error:
+        raise ValueError(f"Expected the results of a run in {str(path)!r}; got {error}. Delete it.") from error
+
+
+def write(path: Path, record: Mapping[str, Any]) -> None:
+    """Whole or not at all; one line for each entry, so that its head can be read and its arrays take little room."""
+    lines = [f" {json.dumps(name)}: {json.dumps(entry, allow_nan=False)}" for name, entry in record.items()]
+    partial = path.with_suffix(".tmp")
+    partial.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+    partial.replace(path)
