@@ -25,7 +25,7 @@ types: setup
 check: lint types test
 
 reproduce: setup
-	$(BIN)/python -m ddnf.paper.toy --out results
+	$(BIN)/ddnf reproduce all --profile quick --out reproduced
 
 bench: setup
 	$(BIN)/python benchmarks/flow.py

@@ -12,7 +12,8 @@ from scipy.stats import norm
 
 import ddnf
 from ddnf import baselines
-from ddnf.compare import FLOWS, MODELS, Plane, Settings, count, make, on_table, on_target, table
+from ddnf.compare import FLOWS, MODELS, Settings, count, make, on_table, on_target, table
+from ddnf.plane import Plane
 from ddnf.side_by_side import compare, subject_of
 
 TINY = Settings(steps=4, batch=8, cells=2, starts=1)

@@ -143,7 +143,7 @@ def compare(
         size: width of the rivals; left out, each has its own.
         starts: fits of each model from different starts, of which the best counts.
         seed: of the random numbers.
-        resume: rows that are in the folder already are kept, unless --no-resume is given.
+        resume: keep the rows in the folder that were made with the same settings and seed; or begin anew.
     """
     from ddnf import side_by_side
 
@@ -249,10 +249,11 @@ def reproduce(
     """Runs the paper's experiments: results as JSON, figures drawn from them, and a report.
 
     Args:
-        names: of experiments, or all: accuracy, regularization, inverse-consistency, open-questions.
+        names: of experiments, or all: accuracy, toy, posterior, regularization, inverse-consistency, illustration,
+            open-questions.
         profile: smoke (seconds), quick (minutes) or full (the paper's settings).
         output: folder for results, figures and the report.
-        resume: begin anew, and don't take over parts in the folder that were made with the same settings and seed.
+        resume: take over the parts in the folder that were made with the same settings and seed; or begin anew.
         seed: of the random numbers.
     """
     require("matplotlib", "paper")
@@ -303,7 +304,7 @@ def main(args: Sequence[str] | None = None) -> None:
             sys.exit(130)
 
 
-_CONFIG = (tyro.conf.FlagCreatePairsOff, tyro.conf.DisallowNone)
+_CONFIG = (tyro.conf.DisallowNone,)
 _DESCRIPTION = "Deep diffeomorphic normalizing flows: densities of tables, exact and invertible."
 
 

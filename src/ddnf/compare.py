@@ -4,7 +4,8 @@ import dataclasses
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -14,29 +15,43 @@ import numpy as np
 import paramax
 from flowjax.bijections import AbstractBijection, Invert
 from flowjax.distributions import StandardNormal, Transformed
-from jaxtyping import Array, Float, PRNGKeyArray
+from jax.scipy.stats import norm
+from jaxtyping import Float, PRNGKeyArray
 
 from ddnf import baselines
 from ddnf.flow.bijection import DDNF
+from ddnf.flow.certificate import certify
 from ddnf.inference import judge
 from ddnf.inference.density import fit_density
 from ddnf.inference.diagnostics import kl_by_quadrature
-from ddnf.inference.posterior import fit_posterior
+from ddnf.inference.posterior import Posterior, fit_posterior
 from ddnf.inference.reverse_kl import End
 from ddnf.inference.start import Search
 from ddnf.inference.target import Target
+from ddnf.plane import Plane
 from ddnf.record import plain
 
-OURS: Mapping[str, tuple[str, tuple[int, ...]]] = {
-    "ddnf": ("DDNF, the paper's (2, 2) units", (2, 2)),
-    "ddnf-wide": ("DDNF, (16, 16) units", (16, 16)),
+
+class Own(NamedTuple):
+    """A flow of ours: its name in tables, its hidden units, and the learning rate that it trained best with."""
+
+    title: str
+    hidden: tuple[int, ...]
+    learning_rate: float
+
+
+OURS: Mapping[str, Own] = {
+    "ddnf": Own("DDNF, the paper's (2, 2) units", (2, 2), 2e-2),
+    "ddnf-wide": Own("DDNF, (16, 16) units", (16, 16), 1e-2),
 }
 # Not bijections of K layers: NumPyro's own inference.
 WITHOUT_LAYERS: Mapping[str, str] = {"advi": "ADVI", "advi-full": "ADVI, full rank", "nuts": "NUTS"}
-FLOWS: Mapping[str, str] = {name: title for name, (title, _) in OURS.items()} | {
+FLOWS: Mapping[str, str] = {name: own.title for name, own in OURS.items()} | {
     name: rival.title for name, rival in baselines.RIVALS.items()
 }
 MODELS: Mapping[str, str] = FLOWS | WITHOUT_LAYERS
+# From a key to a flow.
+Build = Callable[[PRNGKeyArray], AbstractBijection]
 # Draws that are kept for pictures.
 _DRAWN = 1000
 
@@ -54,6 +69,8 @@ class Settings:
         size: width of the rivals, as in `baselines.make`; None for each one's own default.
         cells: T, the cells of each block of DDNF.
         starts: so many fits from different starts, of which the one with the best ELBO counts.
+
+    Rivals that are slow by their nature get less: see `affordable`.
     """
 
     steps: int = 4000
@@ -64,35 +81,6 @@ class Settings:
     size: int | None = None
     cells: int = 8
     starts: int = 3
-
-
-@dataclasses.dataclass(frozen=True)
-class Plane:
-    """What is known of a target in the plane.
-
-    Attributes:
-        log_density: normalized, of one point.
-        low, high: corners of the rectangle that holds all of it, for quadrature.
-        shown: left, right, bottom and top of what is worth a picture.
-    """
-
-    log_density: Callable[[Array], Array]
-    low: Sequence[float]
-    high: Sequence[float]
-    shown: Sequence[float]
-
-    def unit(self, log_density: Callable[[Array], Array]) -> Callable[[Array], Array]:
-        """A log density carried from here to the square [-1, 1]^2."""
-        low, high = np.array(self.low), np.array(self.high)
-        middle, scale = jnp.asarray((low + high) / 2), jnp.asarray((high - low) / 2)
-        return lambda u: log_density(middle + scale * u) + jnp.sum(jnp.log(scale))
-
-    def image(self, log_density: Callable[[Array], Array], resolution: int = 80) -> Float[np.ndarray, "n n"]:
-        """A density on a grid over what is shown."""
-        left, right, bottom, top = self.shown
-        across, up = jnp.linspace(left, right, resolution), jnp.linspace(bottom, top, resolution)
-        grid = jnp.stack(jnp.meshgrid(across, up), axis=-1).reshape(-1, 2)
-        return np.exp(np.asarray(jax.jit(jax.vmap(lambda z: log_density(z)))(grid))).reshape(resolution, resolution)
 
 
 def make(
@@ -108,9 +96,32 @@ def make(
     if name not in FLOWS:
         raise ValueError(f"Expected one of {', '.join(FLOWS)}; got {name!r}.")
     if name in OURS:
-        hidden = OURS[name][1]
+        hidden = OURS[name].hidden
         return DDNF(key, dim, blocks=layers, steps=settings.cells, hidden=hidden, condition_dim=condition_dim)
     return baselines.make(name, key, dim, layers, condition_dim, settings.size)
+
+
+def with_layers(models: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The models for which K means something, and the others.
+
+    Example:
+        >>> with_layers(["planar", "nuts", "ddnf"])
+        (['planar', 'ddnf'], ['nuts'])
+    """
+    layered = [name for name in models if name in OURS or (name in FLOWS and baselines.RIVALS[name].has_layers)]
+    return layered, [name for name in models if name not in layered]
+
+
+def affordable(name: str, settings: Settings) -> Settings:
+    """The settings for one model: slow ones get one start, half of the steps and a quarter of the batch.
+
+    Example:
+        >>> affordable("cnf", Settings(steps=4000, batch=256, starts=3)).batch
+        64
+    """
+    if name in OURS or not baselines.RIVALS[name].is_slow:
+        return settings
+    return dataclasses.replace(settings, steps=-(-settings.steps // 2), batch=-(-settings.batch // 4), starts=1)
 
 
 def on_target(
@@ -121,6 +132,7 @@ def on_target(
     layers: int = 2,
     settings: Settings | None = None,
     plane: Plane | None = None,
+    build: Build | None = None,
     progress: bool = True,
 ) -> dict[str, Any]:
     """Fits one model to a target and says how close it came, as plain JSON values.
@@ -132,6 +144,7 @@ def on_target(
         layers: K, of the flows.
         settings: of the fit.
         plane: the normalized target in the plane, for KL(q|p) by quadrature.
+        build: another flow of this kind than `make` gives.
 
     Example:
         >>> import ddnf, jax.numpy as jnp, jax.random as jr
@@ -150,7 +163,8 @@ def on_target(
             return _nuts(key, target, progress)
         if name in WITHOUT_LAYERS:
             return _advi(key, target, plane, is_full=name == "advi-full", progress=progress)
-        return _flow(key, target, name, layers, settings, plane, progress)
+        build = partial(make, name, dim=target.dim, layers=layers, settings=settings) if build is None else build
+        return _flow(key, target, name, build, settings, plane, progress)
 
 
 def on_table(
@@ -172,7 +186,7 @@ def on_table(
         >>> -4 < row["log_likelihood"] < -2
         True
     """
-    settings = Settings() if settings is None else settings
+    settings = affordable(name, Settings() if settings is None else settings)
     flow_key, fit_key = jr.split(key)
     flow = make(name, flow_key, train.shape[1], layers=layers, settings=settings)
     # Likelihoods train from points to noise: that is to be the fast direction.
@@ -199,6 +213,7 @@ def on_table(
         parameters=count(density.flow),
         complaints=list(density.complaints),
         learning_rate=rate,
+        steps=settings.steps,
         draws=plain(density.sample(key, _DRAWN), 4),
         **_times(seconds, density.seconds, max(100, min(1000, len(train) // settings.batch))),
     )
@@ -216,35 +231,42 @@ def count(flow: AbstractBijection) -> int:
     return sum(leaf.size for leaf in jax.tree.leaves(trained))
 
 
-def _flow(key, target, name, layers, settings, plane, progress):
-    rate = _rate(name, settings)
+def fit(
+    key: PRNGKeyArray, target: Target, name: str, build: Build, *, settings: Settings, progress: bool = True
+) -> Posterior:
+    """One fit of a flow of the kind `name`, made by `build`, from one start."""
+    flow_key, fit_key = jr.split(key)
+    return fit_posterior(
+        fit_key,
+        target,
+        flow=build(flow_key),
+        steps=settings.steps,
+        batch=settings.batch,
+        learning_rate=_rate(name, settings),
+        rounds=1,
+        end=settings.end,
+        gradient=None if _is_quick(name) else "total",
+        temper=settings.temper,
+        progress=progress,
+    )
 
-    def fit(key):
-        flow_key, fit_key = jr.split(key)
-        return fit_posterior(
-            fit_key,
-            target,
-            flow=make(name, flow_key, target.dim, layers=layers, settings=settings),
-            steps=settings.steps,
-            batch=settings.batch,
-            learning_rate=rate,
-            rounds=1,
-            end=settings.end,
-            gradient=None if _is_quick(name) else "total",
-            temper=settings.temper,
-            progress=progress,
-        )
 
+def _flow(key, target, name, build, settings, plane, progress):
+    settings = affordable(name, settings)
     start = time.perf_counter()
-    fits = [fit(jr.fold_in(key, number)) for number in range(settings.starts)]
+    keys = [jr.fold_in(key, number) for number in range(settings.starts)]
+    fits = [fit(key, target, name, build, settings=settings, progress=progress) for key in keys]
     seconds = (time.perf_counter() - start) / len(fits)
     best = max(fits, key=lambda posterior: posterior.elbo)
+    flow = baselines.exactly(best.flow)
     return dict(
-        parameters=count(make(name, key, target.dim, layers=layers, settings=settings)),
-        learning_rate=rate,
+        parameters=count(build(key)),
+        learning_rate=_rate(name, settings),
+        steps=settings.steps,
         elbos=[posterior.elbo for posterior in fits],
         **_times(seconds, best.seconds, 100),
-        **_judged(key, baselines.exactly(best.flow), target, plane)[0],
+        **_judged(key, flow, target, plane)[0],
+        **_determinants(key, flow),
         complaints=list(best.complaints),
         losses=plain(best.losses),
     )
@@ -305,6 +327,18 @@ def _on_plane(flow, plane):
     return dict(kl=kl, mass=mass, image=np.round(255 * image / image.max()).astype(int).tolist())
 
 
+def _determinants(key, flow) -> dict[str, Any]:
+    """The smallest on draws: of the whole map, and, for ours, of a cell, with what that says."""
+    # The noise that `judge.draw` makes of this key.
+    x = jr.normal(key, (20_000, *flow.shape))
+    log_det = norm.logpdf(x).sum(axis=1) - judge.draw(flow, key, len(x))[1]
+    found: dict[str, Any] = dict(determinant=float(jnp.exp(jnp.min(log_det))))
+    if isinstance(flow, DDNF):
+        certificate = certify(flow, x)
+        found |= dict(cell_determinant=certificate.min_determinant, verdict=certificate.verdict)
+    return found
+
+
 def _is_quick(name: str) -> bool:
     """Whether the Jacobian that path gradients want is cheap: not through an adaptive solver or a sequential map."""
     return name in OURS or (baselines.RIVALS[name].is_forward_fast and not name.startswith("cnf"))
@@ -313,7 +347,7 @@ def _is_quick(name: str) -> bool:
 def _rate(name: str, settings: Settings) -> float:
     if settings.learning_rate is not None:
         return settings.learning_rate
-    return 5e-3 if name in OURS else baselines.RIVALS[name].learning_rate
+    return OURS[name].learning_rate if name in OURS else baselines.RIVALS[name].learning_rate
 
 
 def _times(seconds: float, stretches: np.ndarray, length: int) -> dict[str, float]:

@@ -12,9 +12,10 @@ import numpy as np
 from tqdm.auto import tqdm
 
 from ddnf import baselines
-from ddnf.compare import FLOWS, MODELS, OURS, Plane, Settings, on_table, on_target, table
+from ddnf.compare import FLOWS, MODELS, Settings, on_table, on_target, table, with_layers
 from ddnf.inference.target import Target
 from ddnf.optional import require
+from ddnf.plane import Plane, of_cancer, of_energy
 from ddnf.record import circumstances, plain, read, write
 from ddnf.tables import READERS, open_table
 from ddnf.targets import cancer
@@ -94,12 +95,9 @@ def subject_of(text: str, *, dim: int | None = None, seed: int = 0) -> Subject:
     """What ``--target`` names: a toy energy, a cancer posterior, a table in a file, or a density in a Python file."""
     if text in ENERGIES:
         energy = ENERGIES[text]
-        side = energy.bound + 1
-        shown = 0.75 * energy.bound
-        plane = Plane(energy.log_density, (-side, -side), (side, side), (-shown, shown, -shown, shown))
-        return _target(text, Target(energy.log_density, 2), Settings(), plane)
+        return _target(text, Target(energy.log_density, 2), Settings(), of_energy(energy))
     if text in cancer.REFERENCE:
-        return _target(text, Target(getattr(cancer, text), 2), Settings(end="full", temper=0.0), _cancer_plane(text))
+        return _target(text, Target(getattr(cancer, text), 2), Settings(end="full", temper=0.0), of_cancer(text))
     if Path(text).suffix in READERS:
         return _table(Path(text), seed)
     if ".py:" in text:
@@ -147,16 +145,6 @@ def _own(path: Path, name: str, dim: int | None) -> Target:
     return Target(found, dim)
 
 
-def _cancer_plane(name: str) -> Plane:
-    known = cancer.REFERENCE[name]
-    mean, deviation = np.array(known["mean"]), np.array(known["deviation"])
-    # The tail of log L is long above.
-    low, high = mean - 8 * deviation, mean + [8, 16] * deviation
-    log_density = getattr(cancer, name)
-    shown = np.stack([mean - 3.5 * deviation, mean + 3.5 * deviation], axis=1).ravel()
-    return Plane(lambda z: log_density(z) - known["log_z"], tuple(low), tuple(high), tuple(shown))
-
-
 def _least_dim(name: str) -> int:
     return baselines.RIVALS[name].least_dim if name in baselines.RIVALS else 1
 
@@ -168,11 +156,9 @@ def _wanted(subject: Subject, models: Sequence[str], layers: Sequence[int]) -> l
             raise ValueError(f"Expected models among all, {', '.join(subject.models)}; got {name!r}.")
     if not layers or min(layers) < 1:
         raise ValueError(f"Expected layers of at least 1; got {' '.join(map(str, layers))}.")
-    layered = [
-        name for name in names if name in OURS or (name in baselines.RIVALS and baselines.RIVALS[name].has_layers)
-    ]
+    layered, single = with_layers(names)
     wanted: list[tuple[str, int | None]] = [(name, count) for count in layers for name in layered]
-    return wanted + [(name, None) for name in names if name not in layered]
+    return wanted + [(name, None) for name in single]
 
 
 def _record(subject: Subject, settings: Settings, seed: int, path: Path | None) -> dict[str, Any]:

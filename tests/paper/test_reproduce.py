@@ -59,12 +59,16 @@ def test_resume_does_what_is_left(tmp_path):
     assert record == json.loads((tmp_path / "tiny.json").read_text())
 
 
-@pytest.mark.parametrize("change", [dict(seed=1), dict(resume=False), dict(size=4)])
-def test_other_runs_are_not_taken_over(tmp_path, change):
+@pytest.mark.parametrize("change", [dict(seed=1), dict(size=4)])
+def test_other_runs_are_neither_taken_over_nor_lost(tmp_path, change):
     run(make(dict(first=good)), tmp_path, profile="smoke")
+    before = (tmp_path / "tiny.json").read_text()
     experiment = make(dict(first=bad), size=change.pop("size", 3))
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(ValueError, match="of 'ddnf reproduce tiny --profile smoke --seed 0'"):
         run(experiment, tmp_path, profile="smoke", **change)
+    assert (tmp_path / "tiny.json").read_text() == before
+    with pytest.raises(KeyboardInterrupt):
+        run(experiment, tmp_path, profile="smoke", resume=False, **change)
 
 
 def test_killed_run_resumes(tmp_path):

@@ -1,24 +1,18 @@
-"""The toy experiment runs small from end to end, and its fit improves on no fit."""
-
-import json
+"""The toy experiment: who is fitted to what, and what is said of it."""
 
 import jax
 import jax.random as jr
 import numpy as np
+import pytest
 from flowjax.distributions import StandardNormal, Transformed
 
 from ddnf import DDNF
+from ddnf.compare import MODELS, count, make
 from ddnf.inference.diagnostics import kl_by_quadrature
 from ddnf.paper import toy
+from ddnf.paper.experiment import run
 from ddnf.targets.toy import ENERGIES
-
-
-def test_fit_comes_close():
-    config = toy.Config("energy2", blocks=2, hidden=(16, 16), steps=4, iterations=1500, resolution=120)
-    result = toy.measure(toy.fit(config, progress=False), config)
-    assert abs(result["mass"] - 1) < 5e-3
-    assert result["verdict"] != "folds"
-    assert result["kl"] < 0.1
+from tests.paper.checks import check_shown
 
 
 def test_quadrature_agrees_with_sampling():
@@ -31,11 +25,72 @@ def test_quadrature_agrees_with_sampling():
     assert abs(gaps.mean() - kl) < 4 * gaps.std() / np.sqrt(len(gaps))
 
 
-def test_writes_what_it_says(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(toy, "CONFIGS", {"small": dict(blocks=1, hidden=(2,))})
-    toy.main(["--out", str(tmp_path), "--iterations", "40", "--resolution", "40"])
-    record = json.loads((tmp_path / "toy.json").read_text())
-    assert [r["config"]["energy"] for r in record["results"]] == list(ENERGIES)
-    assert all(np.isfinite(r["kl"]) for r in record["results"])
-    assert (tmp_path / "toy.png").stat().st_size > 10_000
-    assert str(tmp_path / "toy.png") in capsys.readouterr().out
+def test_everyone_is_fitted_with_every_number_of_layers():
+    parts = toy.EXPERIMENT.parts(toy.PROFILES["full"], 0)
+    for energy in ("energy1", "energy2"):
+        for title in MODELS.values():
+            assert any(name.startswith(f"{energy}, {title}") for name in parts)
+        for layers in (2, 8, 10):
+            assert f"{energy}, CNF, K={layers}" in parts
+    for energy in ENERGIES:
+        assert f"{energy}, DDNF, (16, 16) units, K=2" in parts and f"{energy}, planar, K=10" in parts
+
+
+def test_equal_counts_are_equal():
+    config = toy.PROFILES["full"]
+    small = [build(jr.key(0)) for *_, build in toy._candidates(config, [], is_main=True) if build is not None]
+    ours = [count(make("ddnf", jr.key(0), 2, layers=layers, settings=config.settings)) for layers in config.equal]
+    for wanted, planar, naf in zip(ours, small[::2], small[1::2], strict=True):
+        assert abs(count(planar) - wanted) <= 2
+        # A NAF of 36 parameters would have a single sigmoid, and no shape: it may have a dozen more.
+        assert abs(count(naf) - wanted) <= 12
+
+
+def record_of(kls):
+    """A record of fits to one energy, by model and K."""
+    config = dict(
+        layers=[2, 10], energies=["energy1"], models=["ddnf", "ddnf-wide", "planar", "naf", "affine"], equal=[2]
+    )
+    parts = [
+        dict(energy="energy1", model=model, layers=layers, kl=kl, is_equal=is_equal, parameters=48)
+        for (model, layers, is_equal), kl in kls.items()
+    ]
+    return dict(config=config, parts=dict(enumerate(parts)))
+
+
+KLS = {(model, layers, False): 0.01 for model in ("ddnf", "ddnf-wide", "planar", "naf") for layers in (2, 10)} | {
+    ("affine", None, False): 1.7,
+    ("naf", None, True): 0.5,
+}
+
+
+YES, PARTLY, NO = "reproduced", "partly", "not reproduced"
+
+
+@pytest.mark.parametrize(
+    ("change", "verdicts"),
+    [
+        ({}, [YES, YES, YES, YES]),
+        ({("planar", 10, False): 0.2}, [PARTLY, YES, YES, YES]),
+        ({("ddnf", 2, False): 0.3}, [YES, PARTLY, YES, YES]),
+        ({("ddnf", 2, False): 0.3, ("naf", 2, False): 0.3}, [YES, NO, YES, NO]),
+        ({("affine", None, False): 0.1, ("naf", None, True): 0.015}, [YES, YES, NO, NO]),
+    ],
+)
+def test_verdicts_follow_from_the_data(change, verdicts):
+    assert [claim.verdict for claim in toy.claims(record_of(KLS | change))] == verdicts
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("toy")
+
+
+@pytest.mark.slow
+def test_smoke(folder):
+    record = run(toy.EXPERIMENT, folder, profile="smoke")
+    check_shown(toy.EXPERIMENT, record, folder)
+    for part in record["parts"].values():
+        assert abs(part["mass"] - 1) < 5e-3 and part["kl"] > 0
+    assert record["parts"]["energy2, DDNF, (16, 16) units, K=2"]["kl"] < 0.2
+    assert record["parts"]["energy2, DDNF, (16, 16) units, K=2"]["verdict"] != "folds"

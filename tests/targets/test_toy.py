@@ -26,3 +26,30 @@ def test_formula_of_the_appendix():
         np.exp(-0.5 * ((1.3 - 2) / 0.8) ** 2) + np.exp(-0.5 * ((1.3 + 2) / 0.8) ** 2)
     )
     assert_allclose(ENERGIES["energy1"].potential(z), expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "density"),
+    [
+        (
+            "potential1",
+            np.exp(-0.5 * ((np.hypot(1.3, -0.4) - 2) / 0.4) ** 2)
+            * (np.exp(-0.5 * ((1.3 - 2) / 0.6) ** 2) + np.exp(-0.5 * ((1.3 + 2) / 0.6) ** 2)),
+        ),
+        ("potential2", np.exp(-0.5 * ((-0.4 - np.sin(np.pi * 1.3 / 2)) / 0.4) ** 2)),
+        (
+            "potential3",
+            np.exp(-0.5 * ((-0.4 - np.sin(np.pi * 1.3 / 2)) / 0.35) ** 2)
+            + np.exp(-0.5 * ((-0.4 - np.sin(np.pi * 1.3 / 2) + 3 * np.exp(-0.5 * (0.3 / 0.6) ** 2)) / 0.35) ** 2),
+        ),
+        (
+            "potential4",
+            np.exp(-0.5 * ((-0.4 - np.sin(np.pi * 1.3 / 2)) / 0.4) ** 2)
+            + np.exp(-0.5 * ((-0.4 - np.sin(np.pi * 1.3 / 2) + 3 / (1 + np.exp(-0.3 / 0.3))) / 0.35) ** 2),
+        ),
+    ],
+)
+def test_formulas_of_rezende_and_mohamed(name, density):
+    assert_allclose(ENERGIES[name].potential(jnp.array([1.3, -0.4])), -np.log(density), rtol=1e-5)
+    assert ENERGIES["potential2"].potential(jnp.array([6.0, 0.0])) > 12  # a wave without end is no density
+    assert np.isfinite(jax.grad(ENERGIES["potential1"].potential)(jnp.zeros(2))).all()

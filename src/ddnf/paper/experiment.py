@@ -70,16 +70,18 @@ class Experiment:
 
 
 def run(experiment: Experiment, out: Path, *, profile: Profile, seed: int = 0, resume: bool = True) -> Record:
-    """Runs the parts of an experiment that are not in its file yet, each saved when it is done."""
+    """Runs the parts of an experiment that are not in its file yet, each saved when it is done.
+
+    Without `resume` whatever is in the file is replaced; with it, results of other settings are an error.
+    """
     out.mkdir(parents=True, exist_ok=True)
     config = experiment.profiles[profile]
     record = _begin(experiment.name, profile, config, seed)
     path = out / f"{experiment.name}.json"
     if resume and path.exists():
         found = read(path)
-        # Parts made with other settings are not ours.
-        if (found.get("config"), found.get("seed")) == (record["config"], seed):
-            record |= dict(parts=found["parts"], seconds=found["seconds"])
+        _check_same(found, record, path)
+        record |= dict(parts=found.get("parts", {}), seconds=found.get("seconds", {}))
     parts = experiment.parts(config, seed)
     left = [name for name in parts if name not in record["parts"]]
     for name in (bar := tqdm(left, desc=experiment.name, initial=len(parts) - len(left), total=len(parts))):
@@ -89,6 +91,15 @@ def run(experiment: Experiment, out: Path, *, profile: Profile, seed: int = 0, r
         record["seconds"][name] = time.perf_counter() - start
         write(path, record)
     return record
+
+
+def _check_same(found: Record, record: Record, path: Path) -> None:
+    """Parts made with other settings are not ours, and not ours to delete."""
+    if any(found.get(name, record[name]) != record[name] for name in ("config", "seed")):
+        raise ValueError(
+            f"Expected an --out without results, or with those of the same settings and seed; got {str(path)!r} of "
+            f"{found.get('command')!r}. Give another folder, or --no-resume to replace them."
+        )
 
 
 def _begin(name: str, profile: Profile, config: Any, seed: int) -> Record:
