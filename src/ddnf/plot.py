@@ -117,3 +117,13 @@ def gallery(panels: Mapping[str, Callable[[Axes], None]], *, columns: int = 6) -
     for axes in all_axes[len(panels) :]:
         axes.set_axis_off()
     return figure
+
+
+def marginals(axes: Axes, lines: Mapping[str, tuple[np.ndarray, np.ndarray]], *, truth: np.ndarray, x: str):
+    """Draws histograms as labelled lines, each of (n + 1) edges and n values, over the area of a curve (2, m)."""
+    axes.fill_between(*truth, color="0.85")
+    for number, (label, (edges, values)) in enumerate(lines.items()):
+        style = "-" if number < 10 else "--"
+        axes.stairs(values, edges, label=label, linewidth=1.1, linestyle=style, color=f"C{number % 10}")
+    axes.set(xlabel=x, yticks=[], ylim=(0, 1.5 * truth[1].max()), xlim=(truth[0].min(), truth[0].max()))
+    axes.spines[["top", "right"]].set_visible(False)

@@ -39,7 +39,6 @@ class Rival:
         least_dim: the smallest dimension that it works in.
         has_layers: whether `layers` means anything to it.
         learning_rate: of Adam, at its height, with which it trained best on the paper's toy energies.
-        is_slow: whether each step takes so long that a comparison can afford fewer of them.
     """
 
     title: str
@@ -53,7 +52,6 @@ class Rival:
     least_dim: int = 1
     has_layers: bool = True
     learning_rate: float = 5e-3
-    is_slow: bool = False
 
 
 def make(
@@ -210,7 +208,6 @@ RIVALS = {
         64,
         "hidden units in each of the field's two layers",
         learning_rate=0.01,
-        is_slow=True,
     ),
     "cnf-hutchinson": Rival(
         "FFJORD",
@@ -220,7 +217,6 @@ RIVALS = {
         "hidden units in each of the field's two layers",
         is_exact=False,
         learning_rate=0.01,
-        is_slow=True,
     ),
 }
 

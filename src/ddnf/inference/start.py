@@ -1,5 +1,7 @@
 """A Gaussian to start from: the best on the ways to the modes, after Pathfinder, with the target's curvature."""
 
+from collections.abc import Callable
+from functools import lru_cache
 from typing import NamedTuple
 
 import jax
@@ -26,13 +28,24 @@ class Gaussian(NamedTuple):
     mode: Float[np.ndarray, " dim"]
 
 
+def _compiled(log_density: Callable) -> tuple[Callable, Callable]:
+    """Value and gradient, and Hessian."""
+    return jax.jit(jax.value_and_grad(log_density)), jax.jit(jax.hessian(log_density))
+
+
+# Who fits one target again and again need not wait for the compiler each time.
+_kept = lru_cache(maxsize=2)(_compiled)
+
+
 class Search:
     """Looks for modes of a target with L-BFGS, and for Gaussians on the way. Compiles once for all searches."""
 
     def __init__(self, target: Target):
         self.target = target
-        self._value_and_gradient = jax.jit(jax.value_and_grad(target.log_density))
-        self._hessian = jax.jit(jax.hessian(target.log_density))
+        try:
+            self._value_and_gradient, self._hessian = _kept(target.log_density)
+        except TypeError:  # a density that is no key of a dictionary, such as a module that holds arrays
+            self._value_and_gradient, self._hessian = _compiled(target.log_density)
 
     def value(self, z: np.ndarray) -> tuple[float, np.ndarray]:
         value, gradient = self._value_and_gradient(jnp.asarray(z, jnp.result_type(float)))

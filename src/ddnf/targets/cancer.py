@@ -56,7 +56,9 @@ def _log_likelihood(z):
     """
     precision = jnp.exp(z[1])
     a, b = precision * jax.nn.sigmoid(z[0]), precision * jax.nn.sigmoid(-z[0])
-    y, rest, n = DEATHS, AT_RISK - DEATHS, AT_RISK
+    # In the precision of z: integers of NumPy would have that of the first call.
+    y, n = (jnp.asarray(counts, z.dtype) for counts in (DEATHS, AT_RISK))
+    rest = n - y
     total = precision + n
     terms = (
         _rise(a, y)
