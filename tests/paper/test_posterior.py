@@ -105,4 +105,4 @@ def test_verdicts_follow_the_data():
 
 def test_a_figure_that_overflowed_is_left_out():
     part = dict(runs=[dict(L=None), dict(L=1.0)])
-    assert posterior._spread(part, "L") == "1 ± 0, 1 of 2"
+    assert posterior.spread(part, "L") == "1 ± 0, 1 of 2"
