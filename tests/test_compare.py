@@ -65,6 +65,15 @@ def test_a_poor_fit_has_a_large_kl():
     assert_allclose(row["kl"], 0.5 * (1 + 2**2 * 2 - 1) + np.log(0.5), atol=0.2)
 
 
+def test_a_fit_that_has_left_the_plane_is_not_called_perfect():
+    """Quadrature over a rectangle without q finds neither mass nor KL."""
+    settings = Settings(steps=1, learning_rate=1e-9, starts=1)
+    elsewhere = Plane(normalized, (20.0, 20.0), (30.0, 30.0), (20.0, 30.0, 20.0, 30.0))
+    row = on_target(jr.key(0), TARGET, "affine", settings=settings, plane=elsewhere)
+    assert row["mass"] < 1e-6
+    assert_allclose(row["kl"], np.log(2 * np.pi * 0.5) - row["elbo"], rtol=0.05)
+
+
 @pytest.mark.parametrize("name", ["planar", "ddnf", pytest.param("cnf-hutchinson", marks=pytest.mark.slow)])
 def test_the_reported_elbo_is_exact(name):
     """Whatever trained it, the KL by quadrature of the exact density agrees with the reported ELBO."""

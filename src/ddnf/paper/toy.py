@@ -132,7 +132,7 @@ def _table(record: Record, energy: str) -> Table:
     rows = [tuple(column(row) for column in _COLUMNS.values()) for row in _rows(record, energy)]
     caption = (
         f"{energy}: KL(q|p) by quadrature, and what it cost. Smallest determinants on 20,000 draws, of the map and of "
-        "a cell. NUTS has no density, so no KL."
+        "a cell. NUTS has no density, so no KL; where q has left the plane, KL is from its draws."
     )
     return Table(caption, tuple(_COLUMNS), rows)
 
