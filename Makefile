@@ -13,7 +13,7 @@ setup: .venv/.installed
 
 # The slow tests run where CI is set, and with `make test SLOW=1`.
 test: setup
-	$(BIN)/pytest -n 2 $(if $(CI)$(SLOW),,-m "not slow")
+	$(BIN)/pytest -n 2 --dist loadfile $(if $(CI)$(SLOW),,-m "not slow")
 
 lint: setup
 	$(BIN)/ruff check .
