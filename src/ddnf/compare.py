@@ -113,7 +113,7 @@ def with_layers(models: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def affordable(name: str, settings: Settings) -> Settings:
-    """The settings for one flow: one that is slow to draw from gets one start, a continuous one a quarter of the steps.
+    """The settings for one flow: one that is slow to draw from gets one start, a continuous one fewer, smaller steps.
 
     Example:
         >>> affordable("cnf", Settings(steps=4000, starts=3)).steps
@@ -121,7 +121,10 @@ def affordable(name: str, settings: Settings) -> Settings:
     """
     if _is_quick(name):
         return settings
-    return dataclasses.replace(settings, steps=-(-settings.steps // (4 if _is_continuous(name) else 1)), starts=1)
+    settings = dataclasses.replace(settings, starts=1)
+    if not _is_continuous(name):
+        return settings
+    return dataclasses.replace(settings, steps=-(-settings.steps // 4), batch=-(-settings.batch // 2))
 
 
 def on_target(

@@ -199,7 +199,7 @@ RIVALS = {
         _block,
         8,
         "hidden units for each dimension, in each of two layers",
-        learning_rate=0.02,
+        learning_rate=0.005,
     ),
     "cnf": Rival(
         "CNF",

@@ -39,7 +39,7 @@ class Config:
 PROFILES: dict[Profile, Config] = {
     "smoke": Config(Training(300, batch=64, draws=20_000), runs=1, gammas=(0.0, 10.0)),
     "quick": Config(Training(1200, draws=200_000), runs=2, gammas=(0.0, 1.0, 10.0)),
-    "full": Config(Training(5000), runs=5),
+    "full": Config(Training(5000), runs=3),
 }
 
 

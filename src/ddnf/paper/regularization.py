@@ -37,7 +37,7 @@ class Config:
 PROFILES: dict[Profile, Config] = {
     "smoke": Config(Training(400, batch=64, draws=20_000), runs=1, gammas=(0.0, 0.1)),
     "quick": Config(Training(1200, draws=200_000), runs=2, gammas=(0.0, 0.1)),
-    "full": Config(Training(5000), runs=5),
+    "full": Config(Training(5000), runs=3),
 }
 
 
