@@ -258,21 +258,31 @@ def _flow(key, target, name, build, settings, plane, progress):
     settings = affordable(name, settings)
     start = time.perf_counter()
     keys = [jr.fold_in(key, number) for number in range(settings.starts)]
-    fits = [fit(key, target, name, build, settings=settings, progress=progress) for key in keys]
+    fits = [_fit_or_none(key, target, name, build, settings, progress) for key in keys]
     seconds = (time.perf_counter() - start) / len(fits)
-    best = max(fits, key=lambda posterior: posterior.elbo)
+    kept = [posterior for posterior in fits if posterior is not None]
+    if not kept:
+        raise judge.LostFitError(f"Expected a fit of {name}; every start was lost where the target has no density.")
+    best = max(kept, key=lambda posterior: posterior.elbo)
     flow = baselines.exactly(best.flow)
     return dict(
         parameters=count(build(key)),
         learning_rate=_rate(name, settings),
         steps=settings.steps,
-        elbos=[posterior.elbo for posterior in fits],
+        elbos=[None if posterior is None else posterior.elbo for posterior in fits],
         **_times(seconds, best.seconds, 100),
         **_judged(key, flow, target, plane)[0],
         **_determinants(key, flow),
         complaints=list(best.complaints),
         losses=plain(best.losses),
     )
+
+
+def _fit_or_none(key, target, name, build, settings, progress) -> Posterior | None:
+    try:
+        return fit(key, target, name, build, settings=settings, progress=progress)
+    except judge.LostFitError:
+        return None
 
 
 def _advi(key, target, plane, *, is_full, progress):

@@ -25,6 +25,10 @@ KHAT = 0.7
 GOOD_KHAT = 0.6
 
 
+class LostFitError(ValueError):
+    """A fit that has gone where the target has no density at all."""
+
+
 class Verdict(NamedTuple):
     """What fresh draws say of a fit: its exact ELBO, importance weights, and how far these would move its moments."""
 
@@ -189,5 +193,5 @@ def clean(log_weights: Array) -> Float[np.ndarray, " n"]:
     values = np.asarray(log_weights, float)
     values = np.where(np.isfinite(values), values, -np.inf)
     if not np.isfinite(values).any():
-        raise ValueError("Expected a log_density that is finite at some draws of the fit; got none of them.")
+        raise LostFitError("Expected a log_density that is finite at some draws of the fit; got none of them.")
     return values

@@ -146,12 +146,12 @@ def parts(config: Config, seed: int):
 
 def _part(config: Config, seed: int, name: str, method: str) -> dict[str, Any]:
     target, plane = Target(getattr(cancer, name), 2), of_cancer(name)
-    runs, first = [], None
+    runs, first = [], {}
     for repetition in range(config.repetitions):
         run, sketch = _repetition(jr.fold_in(jr.key(seed), repetition), target, plane, method, config)
         runs.append(run)
-        first = sketch if first is None else first
-    return dict(target=name, method=method, runs=runs, **(first or {}))
+        first = first or sketch
+    return dict(target=name, method=method, runs=runs, **first)
 
 
 def _repetition(key, target: Target, plane: Plane, method: str, config: Config) -> tuple[dict, dict]:
@@ -161,7 +161,10 @@ def _repetition(key, target: Target, plane: Plane, method: str, config: Config) 
         # What a fit complains of shows in its figures.
         warnings.simplefilter("ignore", RuntimeWarning)
         start = time.perf_counter()
-        fit = METHODS[method](fit_key, target, config)
+        try:
+            fit = METHODS[method](fit_key, target, config)
+        except judge.LostFitError:
+            return dict(seconds=time.perf_counter() - start, lost=True), {}
         found: dict[str, Any] = dict(seconds=time.perf_counter() - start)
         if isinstance(fit, NUTS):
             found |= dict(r_hat=float(fit.r_hat.max()), effective=float(fit.ess.min()), divergences=fit.divergences)
@@ -316,10 +319,11 @@ def _within(bounds, axis: np.ndarray, values: np.ndarray) -> np.ndarray:
 
 def _median(part: Mapping[str, Any], name: str, form: str = ".3g") -> str:
     """Median and largest of the repetitions; empty for a figure that there is not."""
-    found = values(part, name)
-    if np.isnan(found).all():
+    every = values(part, name)
+    found = every[~np.isnan(every)]
+    if len(found) == 0:
         return ""
-    return f"{np.median(found):{form}}" + (f" ({found.max():{form}})" if len(found) > 1 else "")
+    return f"{np.median(found):{form}}" + (f" ({found.max():{form}})" if len(every) > 1 else "")
 
 
 def tables(record: Record) -> list[Table]:
@@ -370,6 +374,8 @@ def _closeness(target: str, found: Mapping[str, dict]) -> Table:
         closeness = _median(part, "kl"), spread(part, "elbo", ".3f"), _median(part, "khat"), _median(part, "r_hat")
         rows.append((method, *closeness, f"{seconds[0]:.1f}", later))
     caption = f"How close on {target}: medians (and the largest), ELBO mean ± deviation. The first fit compiles."
+    lost = {method: sum(run.get("lost", False) for run in part["runs"]) for method, part in found.items()}
+    caption += "".join(f" Lost far away: {count} of {method}." for method, count in lost.items() if count)
     return Table(f"{caption} log Z is {cancer.REFERENCE[target]['log_z']:.3f}.", header, rows)
 
 
@@ -377,7 +383,7 @@ def pictures(record: Record) -> list[Picture]:
     """Joint densities and marginals of each target."""
     drawn = []
     for target in record["config"]["targets"]:
-        found = of_target(record, target)
+        found = {method: part for method, part in of_target(record, target).items() if {"image", "draws"} & set(part)}
         drawn += [_joint(target, found), _marginals(target, found)]
     return drawn
 

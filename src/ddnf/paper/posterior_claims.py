@@ -67,7 +67,8 @@ def claims(record: Record) -> list[Claim]:
 
 
 def _kl(found: Mapping[str, dict], method: str) -> float:
-    return float(np.median(values(found[method], "kl")))
+    # A fit that was lost has none, and is as far off as can be.
+    return float(np.median(np.nan_to_num(values(found[method], "kl"), nan=np.inf)))
 
 
 def _error(found: Mapping[str, dict], method: str, name: str) -> float:
