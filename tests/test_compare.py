@@ -13,6 +13,7 @@ from scipy.stats import norm
 import ddnf
 from ddnf import baselines
 from ddnf.compare import FLOWS, MODELS, Settings, count, make, on_table, on_target, table
+from ddnf.inference import judge
 from ddnf.plane import Plane
 from ddnf.side_by_side import compare, subject_of
 
@@ -57,6 +58,24 @@ def test_the_best_start_counts():
     assert first != second
     # Judged by other draws than those that chose it, so not the same number; but not that of the other start.
     assert abs(row["elbo"] - max(first, second)) < 0.2 * abs(first - second)
+
+
+def test_a_lost_start_is_passed_over(monkeypatch):
+    is_lost = iter([True, False])
+
+    def sometimes(*arguments, **options):
+        if next(is_lost):
+            raise judge.LostFitError(
+                "Expected a log_density that is finite at some draws of the fit; got none of them."
+            )
+        return ddnf.fit_posterior(*arguments, **options)
+
+    monkeypatch.setattr("ddnf.compare.fit_posterior", sometimes)
+    row = on_target(jr.key(0), TARGET, "affine", settings=Settings(steps=5, batch=8, starts=2))
+    assert row["elbos"][0] is None and abs(row["elbos"][1] - row["elbo"]) < 0.2 * abs(row["elbo"])
+    is_lost = iter([True, True])
+    with pytest.raises(ValueError, match="every start was lost"):
+        on_target(jr.key(0), TARGET, "affine", settings=Settings(steps=5, batch=8, starts=2))
 
 
 def test_a_poor_fit_has_a_large_kl():

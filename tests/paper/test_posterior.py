@@ -96,6 +96,8 @@ def test_verdicts_follow_the_data():
     planar = made("planar", kl=0.2, m=1350e-6, L=1300.0)
     assert verdicts(ours, planar) == ["reproduced"] * 4
     assert verdicts(poor, planar) == ["not reproduced"] * 4
+    # A planar flow that was lost is none that is closer.
+    assert verdicts(ours, made("planar", lost=True, seconds=1.0)) == ["reproduced"] * 4
     naf = [made("NAF", kl=kl) for kl in (1.0, 0.01)]
     assert [verdicts(part) for part in naf] == [["reproduced"], ["not reproduced"]]
     row = [made("MCMC", m=1295e-6, L=L) for L in (1500.0, 1300.0)]
