@@ -167,6 +167,7 @@ def on_target(
         if name in WITHOUT_LAYERS:
             return _advi(key, target, plane, is_full=name == "advi-full", progress=progress)
         build = partial(make, name, dim=target.dim, layers=layers, settings=settings) if build is None else build
+        settings = dataclasses.replace(settings, learning_rate=_rate(name, settings, layers))
         return _flow(key, target, name, build, settings, plane, progress)
 
 
@@ -195,7 +196,7 @@ def on_table(
     # Likelihoods train from points to noise: that is to be the fast direction.
     is_forward_fast = name in OURS or baselines.RIVALS[name].is_forward_fast
     flow = Invert(flow) if is_forward_fast else flow
-    rate = _rate(name, settings)
+    rate = _rate(name, settings, layers)
     start = time.perf_counter()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
@@ -365,10 +366,13 @@ def _is_continuous(name: str) -> bool:
     return name.startswith("cnf")
 
 
-def _rate(name: str, settings: Settings) -> float:
+def _rate(name: str, settings: Settings, layers: int = 1) -> float:
     if settings.learning_rate is not None:
         return settings.learning_rate
-    return OURS[name].learning_rate if name in OURS else baselines.RIVALS[name].learning_rate
+    if name in OURS:
+        return OURS[name].learning_rate
+    rival = baselines.RIVALS[name]
+    return rival.learning_rate * (2 / max(2, layers) if rival.rate_falls else 1)
 
 
 def _times(seconds: float, stretches: np.ndarray, length: int) -> dict[str, float]:

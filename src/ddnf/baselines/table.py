@@ -39,6 +39,7 @@ class Rival:
         least_dim: the smallest dimension that it works in.
         has_layers: whether `layers` means anything to it.
         learning_rate: of Adam, at its height, with which it trained best on the paper's toy energies.
+        rate_falls: whether that is for two layers, and 2 / layers of it for more.
     """
 
     title: str
@@ -52,6 +53,7 @@ class Rival:
     least_dim: int = 1
     has_layers: bool = True
     learning_rate: float = 5e-3
+    rate_falls: bool = False
 
 
 def make(
@@ -199,7 +201,8 @@ RIVALS = {
         _block,
         8,
         "hidden units for each dimension, in each of two layers",
-        learning_rate=0.005,
+        learning_rate=0.02,
+        rate_falls=True,
     ),
     "cnf": Rival(
         "CNF",
