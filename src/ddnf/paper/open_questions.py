@@ -40,7 +40,7 @@ class Config:
     halvings: int = 8
     steps: tuple[int, ...] = (1, 2, 4, 8)
     gamma: float = 0.1
-    alphas: tuple[float, ...] = (-0.01, -0.1, -1.0)
+    alphas: tuple[float, ...] = (-0.01, -0.1)
     powers: tuple[int, ...] = (1, 2)
     evaluations: int = 8
 
