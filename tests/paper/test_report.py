@@ -92,8 +92,8 @@ def test_everything_is_there_as_text(text):
 
 
 def test_figures_have_text_for_those_who_cannot_see_them(text):
-    images = re.findall(r'<img src="data:image/(svg\+xml|png);base64,[^"]+" alt="([^"]+)">', text)
-    assert images == [("svg+xml", "A line that &#34;rises&#34;"), ("png", "Many dots")]
+    images = re.findall(r'<img src="data:image/(svg\+xml|webp);base64,[^"]+" alt="([^"]+)">', text)
+    assert images == [("svg+xml", "A line that &#34;rises&#34;"), ("webp", "Many dots")]
     assert text.count("<img") == 2
     assert "<figcaption>A line &amp; its &lt;caption&gt;</figcaption>" in text
 

@@ -93,6 +93,11 @@ def run(experiment: Experiment, out: Path, *, profile: Profile, seed: int = 0, r
     return record
 
 
+def resolution(figure: "Figure") -> float:
+    """Dots in an inch: wide figures are to take no more room than others."""
+    return min(110.0, 1800 / figure.get_figwidth())
+
+
 def _check_same(found: Record, record: Record, path: Path) -> None:
     """Parts made with other settings are not ours, and not ours to delete."""
     if any(found.get(name, record[name]) != record[name] for name in ("config", "seed")):

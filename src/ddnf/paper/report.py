@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ddnf import view
 from ddnf.optional import require
-from ddnf.paper.experiment import Claim, Experiment, Picture, Record, Table
+from ddnf.paper.experiment import Claim, Experiment, Picture, Record, Table, resolution
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -108,7 +108,7 @@ def _shown(picture: Picture) -> Shown:
 
 
 def _source(figure: "Figure") -> str:
-    """A figure as a data URI: SVG if it is small, otherwise PNG. The same figure always gives the same text."""
+    """A figure as a data URI: SVG if it is small, otherwise WebP. The same figure always gives the same text."""
     import matplotlib
 
     buffer = io.BytesIO()
@@ -116,8 +116,8 @@ def _source(figure: "Figure") -> str:
         figure.savefig(buffer, format="svg", metadata=dict(Date=None))
     kind = "svg+xml"
     if buffer.tell() > _LARGEST_SVG:
-        kind, buffer = "png", io.BytesIO()
-        figure.savefig(buffer, format="png", dpi=140, metadata=dict(Software=None))
+        kind, buffer = "webp", io.BytesIO()
+        figure.savefig(buffer, format="webp", dpi=resolution(figure), pil_kwargs=dict(quality=85))
     return f"data:image/{kind};base64,{base64.b64encode(buffer.getvalue()).decode()}"
 
 

@@ -6,7 +6,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
-from ddnf.paper.experiment import Experiment, Profile, run
+from ddnf.paper.experiment import Experiment, Profile, resolution, run
 from ddnf.paper.registry import EXPERIMENTS
 
 
@@ -56,7 +56,7 @@ def draw(experiment: Experiment, out: Path) -> list[Path]:
     paths = []
     for picture in experiment.pictures(record):
         paths.append(folder / f"{experiment.name}-{picture.name}.png")
-        picture.figure.savefig(paths[-1], dpi=130)
+        picture.figure.savefig(paths[-1], dpi=resolution(picture.figure))
     return paths
 
 
