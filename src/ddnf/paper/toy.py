@@ -26,7 +26,8 @@ the steps of half the batch. Rezende and Mohamed's four get one start and half o
 learning rate of each flow was picked among two to four on the first two energies. KL(q|p) is by quadrature in double
 precision, with exact log-determinants, on maps checked for folds; ESS is the effective share of importance-weighted
 draws, which does not see a mode that q misses; beneath each picture stands the smallest determinant on 20,000 draws,
-of a cell for ours, of the whole map for others. Times are those of one core, while the other one was at work."""
+of a cell for ours, of the whole map for others. Times in
+the full run were taken while other work was running, more of it for some rows than for others."""
 
 # As many parameters as DDNF with (2, 2) units and so many blocks: layers of planar; layers, sigmoids and width of NAF.
 _EQUAL = {2: (7, (1, 2, 2)), 8: (29, (3, 2, 2)), 10: (36, (2, 2, 4))}
