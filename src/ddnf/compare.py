@@ -14,7 +14,6 @@ import jax.random as jr
 import numpy as np
 import paramax
 from flowjax.bijections import AbstractBijection, Invert
-from flowjax.distributions import StandardNormal, Transformed
 from jax.scipy.stats import norm
 from jaxtyping import Float, PRNGKeyArray
 
@@ -23,12 +22,11 @@ from ddnf.flow.bijection import DDNF
 from ddnf.flow.certificate import certify
 from ddnf.inference import judge
 from ddnf.inference.density import fit_density
-from ddnf.inference.diagnostics import kl_by_quadrature
 from ddnf.inference.posterior import Posterior, fit_posterior
 from ddnf.inference.reverse_kl import End
 from ddnf.inference.start import Search
 from ddnf.inference.target import Target
-from ddnf.plane import Plane
+from ddnf.plane import Plane, closeness
 from ddnf.record import plain
 
 
@@ -122,7 +120,7 @@ def affordable(name: str, settings: Settings) -> Settings:
     if _is_quick(name):
         return settings
     settings = dataclasses.replace(settings, starts=1)
-    if not _is_continuous(name):
+    if not is_continuous(name):
         return settings
     return dataclasses.replace(settings, steps=-(-settings.steps // 4), batch=-(-settings.batch // 2))
 
@@ -262,15 +260,18 @@ def _flow(key, target, name, build, settings, plane, progress):
     fits = [_fit_or_none(key, target, name, build, settings, progress) for key in keys]
     seconds = (time.perf_counter() - start) / len(fits)
     kept = [posterior for posterior in fits if posterior is not None]
-    if not kept:
-        raise judge.LostFitError(f"Expected a fit of {name}; every start was lost where the target has no density.")
-    best = max(kept, key=lambda posterior: posterior.elbo)
-    flow = baselines.exactly(best.flow)
-    return dict(
+    known = dict(
         parameters=count(build(key)),
         learning_rate=_rate(name, settings),
         steps=settings.steps,
         elbos=[None if posterior is None else posterior.elbo for posterior in fits],
+    )
+    if not kept:
+        return known | dict(fit_seconds=seconds, complaints=["Every start was lost where the target has no density."])
+    best = max(kept, key=lambda posterior: posterior.elbo)
+    flow = baselines.exactly(best.flow)
+    return dict(
+        **known,
         **_times(seconds, best.seconds, 100),
         **_judged(key, flow, target, plane)[0],
         **_determinants(key, flow),
@@ -324,25 +325,8 @@ def _judged(key, flow, target, plane) -> tuple[dict[str, Any], judge.Verdict]:
     if plane is None:
         found["draws"] = plain(draws[:_DRAWN], 4)
     else:
-        found |= _on_plane(flow, plane)
-        if not abs(found["mass"] - 1) < 0.01:
-            # Quadrature does not see a q that has left the plane, or one too thin for its grid; its draws do.
-            log_p = judge.log_density(plane.log_density, jnp.asarray(draws, jnp.result_type(float)))
-            found["kl"] = float(np.mean(log_q - np.asarray(log_p)))
+        found |= plain(closeness(flow, plane, draws, log_q)._asdict())
     return found, verdict
-
-
-def _on_plane(flow, plane):
-    """KL(q|p) and the mass of q by quadrature on the plane, and a picture of q; in double precision.
-
-    Far from all draws, the inverse of many layers with flat tails leaves the range of single precision.
-    """
-    with jax.enable_x64(True):
-        flow = jax.tree.map(lambda a: a.astype(jnp.float64) if eqx.is_inexact_array(a) else a, flow)
-        log_q = Transformed(StandardNormal(flow.shape), flow).log_prob
-        kl, mass = kl_by_quadrature(plane.unit(log_q), plane.unit(plane.log_density), bound=1.0, resolution=200)
-        image = plane.image(log_q)
-    return dict(kl=kl, mass=mass, image=np.round(255 * image / max(image.max(), 1e-300)).astype(int).tolist())
 
 
 def _determinants(key, flow) -> dict[str, Any]:
@@ -359,10 +343,11 @@ def _determinants(key, flow) -> dict[str, Any]:
 
 def _is_quick(name: str) -> bool:
     """Whether draws, and the Jacobian that path gradients want, are cheap: no adaptive solver, no sequential map."""
-    return name in OURS or (baselines.RIVALS[name].is_forward_fast and not _is_continuous(name))
+    return name in OURS or (baselines.RIVALS[name].is_forward_fast and not is_continuous(name))
 
 
-def _is_continuous(name: str) -> bool:
+def is_continuous(name: str) -> bool:
+    """Whether a model solves a differential equation adaptively, which takes long."""
     return name.startswith("cnf")
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
-from ddnf.paper import posterior
+from ddnf.paper import posterior, posterior_claims
 from ddnf.paper.experiment import run
 from ddnf.targets import cancer
 from tests.paper.checks import check_shown
@@ -87,7 +87,7 @@ def record_of(*parts, targets=("table2",)):
 
 
 def verdicts(*parts, targets=("table2",)):
-    return [claim.verdict for claim in posterior.claims(record_of(*parts, targets=targets))]
+    return [claim.verdict for claim in posterior_claims.claims(record_of(*parts, targets=targets))]
 
 
 def test_verdicts_follow_the_data():
@@ -107,4 +107,4 @@ def test_verdicts_follow_the_data():
 
 def test_a_figure_that_overflowed_is_left_out():
     part = dict(runs=[dict(L=None), dict(L=1.0)])
-    assert posterior.spread(part, "L") == "1 ± 0, 1 of 2"
+    assert posterior_claims.spread(part, "L") == "1 ± 0, 1 of 2"

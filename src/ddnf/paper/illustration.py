@@ -15,7 +15,7 @@ from jaxtyping import Array, Float
 from ddnf import DDNF, certify, compare, plot
 from ddnf.inference.target import Target
 from ddnf.paper.experiment import Claim, Experiment, Picture, Profile, Record, Table
-from ddnf.plane import of_energy
+from ddnf.plane import of_energy, shades
 from ddnf.record import plain
 from ddnf.targets.toy import ENERGIES
 from ddnf.view import frames
@@ -70,7 +70,7 @@ def _part(config: Config, seed: int, name: str) -> dict[str, Any]:
         kl=-posterior.elbo,
         determinant=certificate.min_determinant,
         verdict=certificate.verdict,
-        target=_pixels(plane.image(plane.log_density, PIXELS)),
+        target=shades(plane.image(plane.log_density, PIXELS)),
         shown=energy.shown,
         **_way(key, flow, config, energy.shown),
         view=frames(flow, count=25),
@@ -85,7 +85,7 @@ def _way(key, flow: DDNF, config: Config, shown: float) -> dict[str, Any]:
     return dict(
         times=[stop / config.cells for stop in chosen],
         grids=plain(np.asarray(lines).reshape(-1, *GRID.shape), 4),
-        densities=[_pixels(counted(moment, shown)) for moment in np.asarray(draws)],
+        densities=[shades(counted(moment, shown)) for moment in np.asarray(draws)],
     )
 
 
@@ -124,10 +124,6 @@ def counted(points: Float[np.ndarray, "n 2"], bound: float) -> Float[np.ndarray,
         1
     """
     return np.histogram2d(points[:, 1], points[:, 0], PIXELS, ((-bound, bound), (-bound, bound)))[0]
-
-
-def _pixels(values: np.ndarray) -> np.ndarray:
-    return np.round(255 * values / values.max()).astype(int)
 
 
 def tables(record: Record) -> list[Table]:

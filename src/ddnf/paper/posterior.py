@@ -4,29 +4,24 @@ import dataclasses
 import time
 import warnings
 from collections.abc import Callable, Mapping
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
-from flowjax.bijections import AbstractBijection
-from flowjax.distributions import StandardNormal, Transformed
 from jaxtyping import Float, PRNGKeyArray
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from scipy.interpolate import CubicSpline
 from scipy.special import expit
 
-from ddnf import compare, plot
+from ddnf import compare
 from ddnf.baselines.numpyro import ADVI, NUTS, advi, nuts
 from ddnf.inference import judge
 from ddnf.inference.posterior import Posterior, fit_posterior
 from ddnf.inference.reverse_kl import End
 from ddnf.inference.target import Target
-from ddnf.paper.experiment import Experiment, Picture, Profile, Record, Table
+from ddnf.paper.experiment import Experiment, Profile
 from ddnf.paper.posterior_claims import (
     ENDED,
     FULL_RANK,
@@ -36,16 +31,13 @@ from ddnf.paper.posterior_claims import (
     NAF,
     NARROW,
     OURS,
-    PAPER,
     PLANAR,
     QUADRATURE,
     SCALED,
     claims,
-    of_target,
-    spread,
-    values,
 )
-from ddnf.plane import Plane, of_cancer
+from ddnf.paper.posterior_shown import pictures, tables
+from ddnf.plane import Plane, closeness, lattice, of_cancer, shades
 from ddnf.record import plain
 from ddnf.targets import cancer
 
@@ -157,74 +149,49 @@ def _part(config: Config, seed: int, name: str, method: str) -> dict[str, Any]:
 def _repetition(key, target: Target, plane: Plane, method: str, config: Config) -> tuple[dict, dict]:
     """The figures of one fit, and what a picture of it needs."""
     fit_key, draw_key = jr.split(key)
+    start = time.perf_counter()
     with warnings.catch_warnings():
         # What a fit complains of shows in its figures.
         warnings.simplefilter("ignore", RuntimeWarning)
-        start = time.perf_counter()
         try:
             fit = METHODS[method](fit_key, target, config)
         except judge.LostFitError:
             return dict(seconds=time.perf_counter() - start, lost=True), {}
-        found: dict[str, Any] = dict(seconds=time.perf_counter() - start)
+        seconds = time.perf_counter() - start
         if isinstance(fit, NUTS):
-            found |= dict(r_hat=float(fit.r_hat.max()), effective=float(fit.ess.min()), divergences=fit.divergences)
-            draws, sketch = fit.draws, dict(draws=plain(fit.draws[:: max(1, len(fit.draws) // 1000)], 4))
+            found, draws, sketch = _of_chains(fit)
         else:
-            verdict = judge.judge(draw_key, fit.flow, target)
-            z, log_q = judge.draw(fit.flow, draw_key, config.draws)
-            draws = np.asarray(z)
-            kl, image = float(jnp.mean(log_q - judge.log_density(plane.log_density, z))), _counted(draws, plane)
-            if method != NAF:  # whose inverse is a search for roots, too slow for that many points
-                by_quadrature, mass, image = _on_plane(fit.flow, plane)
-                # Quadrature does not see a q that has left the plane; its draws do.
-                kl = by_quadrature if mass > 0.99 else kl
-            found |= dict(elbo=verdict.elbo, khat=verdict.khat, kl=kl)
-            sketch = dict(image=image)
-        if isinstance(fit, Posterior) and found["khat"] < judge.KHAT:
-            m, precision = weighted_means(*fit.importance_sample(draw_key, config.draws, weighted=True))
-            found |= dict(weighted_m=m, weighted_L=precision)
-    return found | figures(draws), sketch | histograms(draws, plane.shown)
+            # The inverse of NAF is a search for roots, too slow for quadrature.
+            found, draws, sketch = _of_flow(draw_key, fit, target, plane, config, by_draws=method == NAF)
+    return dict(seconds=seconds) | found | figures(draws), sketch | histograms(draws, plane.shown)
 
 
-def _on_plane(flow: AbstractBijection, plane: Plane) -> tuple[float, float, np.ndarray]:
-    """KL(q|p), the mass of q, and q for a picture; in double precision, as far tails want it."""
-    points, log_p, area = _cells(plane)
-    pixels = _lattice(*(np.linspace(plane.shown[i], plane.shown[i + 1], PIXELS) for i in (0, 2)))
-    with jax.enable_x64(True):
-        flow = jax.tree.map(lambda leaf: leaf.astype(jnp.float64) if eqx.is_inexact_array(leaf) else leaf, flow)
-        # Compiled once for all repetitions, as the flow is an argument.
-        both = jnp.asarray(np.concatenate([points, pixels]))
-        log_q = np.asarray(judge.log_prob(Transformed(StandardNormal(flow.shape), flow), both))
-    log_q, log_pixels = log_q[: len(points)], log_q[len(points) :]
-    q = np.exp(log_q)
-    kl = np.sum(np.where(q > 0, q * (log_q - log_p), 0.0)) * area
-    return float(kl), float(q.sum() * area), _shades(np.exp(log_pixels).reshape(PIXELS, PIXELS))
+def _of_chains(run: NUTS) -> tuple[dict[str, Any], np.ndarray, dict[str, Any]]:
+    found = dict(r_hat=float(run.r_hat.max()), effective=float(run.ess.min()), divergences=run.divergences)
+    return found, run.draws, dict(draws=plain(run.draws[:: max(1, len(run.draws) // 1000)], 4))
 
 
-@lru_cache
-def _cells(plane: Plane, count: int = 200) -> tuple[np.ndarray, np.ndarray, float]:
-    """Midpoints of a grid over the plane, the target there, and the area of a cell."""
-    low, high = np.array(plane.low), np.array(plane.high)
-    axes = low + (high - low) * (np.arange(count)[:, None] + 0.5) / count
-    points = _lattice(*axes.T)
-    with jax.enable_x64(True):
-        log_p = np.asarray(judge.log_density(plane.log_density, jnp.asarray(points)))
-    return points, log_p, float(np.prod((high - low) / count))
-
-
-def _lattice(across: np.ndarray, up: np.ndarray) -> Float[np.ndarray, "n 2"]:
-    return np.stack(np.meshgrid(across, up), axis=-1).reshape(-1, 2)
+def _of_flow(key, fit: ADVI | Posterior, target, plane, config, *, by_draws: bool):
+    """What is known of a fitted density, its draws, and its picture; KL by quadrature, or from the draws alone."""
+    verdict = judge.judge(key, fit.flow, target)
+    z, log_q = judge.draw(fit.flow, key, config.draws)
+    draws = np.asarray(z)
+    if by_draws:
+        kl, image = float(jnp.mean(log_q - judge.log_density(plane.log_density, z))), _counted(draws, plane)
+    else:
+        kl, _, image = closeness(fit.flow, plane, draws, np.asarray(log_q))
+    found = dict(elbo=verdict.elbo, khat=verdict.khat, kl=kl)
+    if isinstance(fit, Posterior) and verdict.khat < judge.KHAT:
+        m, precision = weighted_means(*fit.importance_sample(key, config.draws, weighted=True))
+        found |= dict(weighted_m=m, weighted_L=precision)
+    return found, draws, dict(image=image)
 
 
 def _counted(draws: Float[np.ndarray, "n 2"], plane: Plane) -> np.ndarray:
     """A coarse picture of the density, from its draws."""
     left, right, bottom, top = plane.shown
     counts = np.histogram2d(draws[:, 1], draws[:, 0], PIXELS // 2, ((bottom, top), (left, right)))[0]
-    return _shades(counts)
-
-
-def _shades(image: np.ndarray) -> np.ndarray:
-    return np.round(255 * image / max(image.max(), 1e-300)).astype(int)
+    return shades(counts)
 
 
 def figures(draws: Float[np.ndarray, "n 2"]) -> dict[str, float]:
@@ -277,7 +244,7 @@ def _truth(name: str) -> dict[str, Any]:
     plane = of_cancer(name)
     with jax.enable_x64(True):
         axes = _axes(cancer.REFERENCE[name])
-        log_p = judge.log_density(plane.log_density, jnp.asarray(_lattice(*axes)))
+        log_p = judge.log_density(plane.log_density, jnp.asarray(lattice(*axes)))
         mass = np.exp(np.asarray(log_p)).reshape(len(axes[1]), -1)
         image = plane.image(plane.log_density, PIXELS)
     logit_m, log_L = (mass.sum(axis=axis) / mass.sum() for axis in (0, 1))
@@ -288,7 +255,7 @@ def _truth(name: str) -> dict[str, Any]:
         method=QUADRATURE,
         runs=[run],
         shown=list(plane.shown),
-        image=_shades(image),
+        image=shades(image),
         logit_m_curve=_within(plane.shown[:2], axes[0], logit_m / across),
         log_L_curve=_within(plane.shown[2:], axes[1], log_L / up),
     )
@@ -315,116 +282,6 @@ def _axes(known: Mapping[str, Any], count: int = 300) -> tuple[np.ndarray, np.nd
 def _within(bounds, axis: np.ndarray, values: np.ndarray) -> np.ndarray:
     inside = (axis > bounds[0]) & (axis < bounds[1])
     return np.stack([axis[inside], values[inside]])
-
-
-def _median(part: Mapping[str, Any], name: str, form: str = ".3g") -> str:
-    """Median and largest of the repetitions; empty for a figure that there is not."""
-    every = values(part, name)
-    found = every[~np.isnan(every)]
-    if len(found) == 0:
-        return ""
-    return f"{np.median(found):{form}}" + (f" ({found.max():{form}})" if len(every) > 1 else "")
-
-
-def tables(record: Record) -> list[Table]:
-    """Table 2 with ours beside it, the moments and quantiles, and how close and how fast each method is."""
-    times = f"Mean ± deviation over {record['config']['repetitions']} repetitions"
-    shown = []
-    for target in record["config"]["targets"]:
-        found = of_target(record, target)
-        shown += [_table2(found, times)] if target == "table2" else []
-        shown += [_quantiles(target, found, times), _closeness(target, found)]
-    return shown
-
-
-def _table2(found: Mapping[str, dict], times: str) -> Table:
-    header = ("method", "m, millionths", "paper", "weighted", "L", "paper", "weighted")
-    rows = []
-    for method, part in found.items():
-        row = [method]
-        for name, form, scale in (("m", ".1f", 1e6), ("L", ".1f", 1.0)):
-            paper = "{} ± {}".format(*PAPER[method][name]) if method in PAPER else ""
-            row += [spread(part, name, form, scale), paper, spread(part, f"weighted_{name}", form, scale)]
-        rows.append(tuple(row))
-    return Table(
-        f"Table 2, on table2: posterior means. {times}; weighted: by importance weights, where k-hat allows it.",
-        header,
-        rows,
-    )
-
-
-def _quantiles(target: str, found: Mapping[str, dict], times: str) -> Table:
-    header = ("method", "E[m], millionths", "E[logit m]", "deviation", "E[log L]", "deviation")
-    rows = []
-    for method, part in found.items():
-        moments = (spread(part, name) for name in ("logit_m", "logit_m_sd", "log_L", "log_L_sd"))
-        quantiles = (spread(part, name, ".0f") for name in ("median", "low", "high"))
-        rows.append((method, spread(part, "m", ".1f", 1e6), *moments, *quantiles))
-    return Table(f"Moments and quantiles on {target}. {times}.", (*header, "median of L", "5 %", "95 %"), rows)
-
-
-def _closeness(target: str, found: Mapping[str, dict]) -> Table:
-    header = ("method", "KL(q|p)", "ELBO", "k-hat", "R-hat", "first fit, s", "later fits, s")
-    rows = []
-    for method, part in found.items():
-        if method == QUADRATURE:
-            continue
-        seconds = values(part, "seconds")
-        later = f"{np.median(seconds[1:]):.1f}" if len(seconds) > 1 else ""
-        closeness = _median(part, "kl"), spread(part, "elbo", ".3f"), _median(part, "khat"), _median(part, "r_hat")
-        rows.append((method, *closeness, f"{seconds[0]:.1f}", later))
-    caption = f"How close on {target}: medians (and the largest), ELBO mean ± deviation. The first fit compiles."
-    lost = {method: sum(run.get("lost", False) for run in part["runs"]) for method, part in found.items()}
-    caption += "".join(f" Lost far away: {count} of {method}." for method, count in lost.items() if count)
-    return Table(f"{caption} log Z is {cancer.REFERENCE[target]['log_z']:.3f}.", header, rows)
-
-
-def pictures(record: Record) -> list[Picture]:
-    """Joint densities and marginals of each target."""
-    drawn = []
-    for target in record["config"]["targets"]:
-        found = {method: part for method, part in of_target(record, target).items() if {"image", "draws"} & set(part)}
-        drawn += [_joint(target, found), _marginals(target, found)]
-    return drawn
-
-
-def _joint(target: str, found: Mapping[str, dict]) -> Picture:
-    shown = found[QUADRATURE]["shown"]
-    panels = {method: partial(_panel, part=part, shown=shown) for method, part in found.items()}
-    return Picture(
-        f"joint-{target}",
-        plot.gallery(panels),
-        f"Joint density of logit m (across) and log L (up) on {target}, with KL(q|p): first repetition.",
-        f"A panel for each method: its joint density of logit m and log L, beside that of {target}.",
-    )
-
-
-def _panel(axes: Axes, part: Mapping[str, Any], shown: list[float]) -> None:
-    if "draws" in part:
-        plot.scatter(axes, np.array(part["draws"]), extent=shown)
-    else:
-        plot.image(axes, np.array(part["image"]), extent=shown)
-    kl = part["runs"][0].get("kl")
-    axes.set_xlabel("" if kl is None else f"KL {kl:.2g}", fontsize=8)
-
-
-def _marginals(target: str, found: Mapping[str, dict]) -> Picture:
-    truth, shown = found[QUADRATURE], found[QUADRATURE]["shown"]
-    methods = {method: part for method, part in found.items() if method != QUADRATURE}
-    figure = Figure(figsize=(10.5, 4.2), layout="constrained")
-    labels = dict(logit_m=("logit m", shown[:2]), log_L=("log L", shown[2:]))
-    for axes, (name, (label, bounds)) in zip(figure.subplots(1, 2), labels.items(), strict=True):
-        edges = np.linspace(bounds[0], bounds[1], BINS + 1)
-        lines = {method: (edges, np.array(part[f"{name}_density"])) for method, part in methods.items()}
-        plot.marginals(axes, lines, truth=np.array(truth[f"{name}_curve"]), x=label)
-    figure.axes[1].legend(fontsize=7, frameon=False)
-    return Picture(
-        f"marginals-{target}",
-        figure,
-        f"Marginals of logit m and log L on {target}: quadrature (grey), and the draws of each method, first "
-        "repetition.",
-        "Two plots of densities: a grey area for the truth, and a line for each method.",
-    )
 
 
 EXPERIMENT = Experiment("posterior", "Posterior of cancer rates", ABOUT, PROFILES, parts, tables, pictures, claims)

@@ -11,7 +11,7 @@ import numpy as np
 from ddnf import baselines, plot
 from ddnf.baselines.autoregressive import masked
 from ddnf.baselines.sigmoidal import DeepSigmoidal
-from ddnf.compare import FLOWS, MODELS, Build, Settings, on_target, with_layers
+from ddnf.compare import FLOWS, MODELS, Build, Settings, is_continuous, on_target, with_layers
 from ddnf.inference.target import Target
 from ddnf.paper.experiment import Claim, Experiment, Picture, Profile, Record, Table
 from ddnf.plane import of_energy
@@ -51,7 +51,7 @@ class Config:
 
 PROFILES: dict[Profile, Config] = {
     "smoke": Config(
-        Settings(steps=300, batch=64, cells=4, starts=1), ("ddnf", "ddnf-wide", "planar"), (2,), others=(), equal=()
+        Settings(steps=1500, batch=64, cells=4, starts=1), ("ddnf", "ddnf-wide", "planar"), (2,), others=(), equal=()
     ),
     "quick": Config(_FEWER, (*_QUICK, "affine"), (2,), others=(), equal=(2,)),
     # Of the two spline flows only the one that is quick to draw from.
@@ -87,7 +87,7 @@ def _candidates(
 
 def _narrower(name: str, layers: int) -> Build | None:
     """Continuous flows with fields of 32 units, not 64: their solver takes long enough."""
-    return partial(baselines.make, name, dim=2, layers=layers, size=32) if name.startswith("cnf") else None
+    return partial(baselines.make, name, dim=2, layers=layers, size=32) if is_continuous(name) else None
 
 
 def _part(
@@ -119,6 +119,7 @@ _COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
     "model": lambda row: row["title"],
     "parameters": lambda row: _shown(row, "parameters", ",d"),
     "KL(q|p)": lambda row: _shown(row, "kl", ".4f"),
+    "mass of q": lambda row: _shown(row, "mass", ".4f"),
     "ESS": lambda row: _shown(row, "ess", ".3f"),
     "smallest determinant": lambda row: _shown(row, "determinant", ".2g"),
     "of a cell": lambda row: _shown(row, "cell_determinant", ".2g"),
@@ -149,6 +150,11 @@ def _rows(record: Record, energy: str) -> list[dict[str, Any]]:
     return [part for part in record["parts"].values() if part["energy"] == energy]
 
 
+def _drawn(record: Record, energy: str) -> list[dict[str, Any]]:
+    """Those with a picture: all but models whose every start was lost."""
+    return [row for row in _rows(record, energy) if "image" in row or "draws" in row]
+
+
 def pictures(record: Record) -> list[Picture]:
     """The paper's figure, and one with all models for each energy and K."""
     return [_figure(record), *(_gallery(record, energy) for energy in _energies(record))]
@@ -159,7 +165,7 @@ def _figure(record: Record) -> Picture:
     rows = {}
     for energy in _energies(record):
         panels = {"target": _target(energy)}
-        for row in _rows(record, energy):
+        for row in _drawn(record, energy):
             if row["model"] in _QUICK and row["layers"]:
                 panels[f"{row['title']}\n{_beneath(row)}"] = _panel(row)
         rows[energy] = panels
@@ -173,7 +179,7 @@ def _figure(record: Record) -> Picture:
 
 def _gallery(record: Record, energy: str) -> Picture:
     panels = {"target": _target(energy)}
-    for row in _rows(record, energy):
+    for row in _drawn(record, energy):
         panels[f"{row['title']}\n{_beneath(row)}"] = _panel(row)
     return Picture(
         energy, plot.gallery(panels), f"All models on {energy}.", f"The densities of all models fitted to {energy}."
@@ -213,7 +219,7 @@ def claims(record: Record) -> list[Claim]:
 def _kls(record: Record, model: str, layers: int | None) -> list[float]:
     """Of a model with K layers on the Appendix's energies."""
     found = {(part["energy"], part["model"], part["layers"]): part for part in record["parts"].values()}
-    return [found[energy, model, layers]["kl"] for energy in record["config"]["energies"]]
+    return [found[energy, model, layers].get("kl", np.inf) for energy in record["config"]["energies"]]
 
 
 def _list(values: Sequence[float]) -> str:
