@@ -245,22 +245,36 @@ def reproduce(
     output: Annotated[Path, arg(name="out", aliases=["-o"])] = Path("results"),
     resume: bool = True,
     seed: int = 0,
+    models: tuple[str, ...] = (),
+    seeds: tuple[int, ...] = (),
+    dataset: tuple[str, ...] = (),
+    data: Path | None = None,
 ) -> None:
     """Runs the paper's experiments: results as JSON, figures drawn from them, and a report.
 
     Args:
-        names: of experiments, or all: accuracy, toy, posterior, regularization, inverse-consistency, illustration,
-            open-questions.
+        names: of experiments, or all: accuracy, illustration, toy, posterior, vae, regularization,
+            inverse-consistency, open-questions.
         profile: smoke (seconds), quick (minutes) or full (the paper's settings).
         output: folder for results, figures and the report.
         resume: take over the parts in the folder that were made with the same settings and seed; or begin anew.
         seed: of the random numbers.
+        models: of the auto-encoders, only these, such as plain ddnf+context.
+        seeds: of the auto-encoders' runs, only these.
+        dataset: of the auto-encoders' images, only these, such as mnist or mnist-2.
+        data: folder with files of images; else that of the variable DDNF_DATA.
     """
     require("matplotlib", "paper")
     from ddnf.paper import reproduce as paper
+    from ddnf.paper.vae import choose
 
     _key(seed)
-    figures = paper.reproduce(names, output, profile=profile, seed=seed, resume=resume)
+    if data is not None:
+        if not data.is_dir():
+            raise ValueError(f"Expected a folder with data; got {str(data)!r}.")
+        os.environ["DDNF_DATA"] = str(data)
+    wanted = dict(vae=choose(models, seeds, dataset))
+    figures = paper.reproduce(names, output, profile=profile, seed=seed, resume=resume, wanted=wanted)
     page = paper.report(output)
     print(f"results         {', '.join(str(output / f'{name}.json') for name in figures)}")
     print(f"figures         {', '.join(str(path) for paths in figures.values() for path in paths)}")

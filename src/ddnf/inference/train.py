@@ -37,7 +37,7 @@ class Fit(NamedTuple):
     Attributes:
         parameters: the best by the validation value. Without one the last, or those before the loss has risen for good.
         losses: mean training loss of each stretch.
-        values: the validation value after each stretch.
+        values: the validation value after each stretch; a row of them where `validate` gives more than one.
         seconds: wall time of each stretch, NaN for those before a run was resumed; the first of a run compiles.
         steps: steps taken, skipped ones included.
         skipped: steps whose loss or gradient was not finite; they changed nothing.
@@ -46,7 +46,7 @@ class Fit(NamedTuple):
 
     parameters: PyTree
     losses: Float[np.ndarray, " n"]
-    values: Float[np.ndarray, " n"]
+    values: Float[np.ndarray, "n *more"]
     seconds: Float[np.ndarray, " n"]
     steps: int
     skipped: int
@@ -58,6 +58,7 @@ class State(eqx.Module):
 
     parameters: PyTree
     memory: PyTree
+    average: PyTree
     best: PyTree
     best_value: Float[Array, ""]
     stretch: Int[Array, ""]
@@ -65,7 +66,7 @@ class State(eqx.Module):
     waited: Int[Array, ""]
     bad: Float[Array, ""]
     losses: Float[Array, " n"]
-    values: Float[Array, " n"]
+    values: Float[Array, "n *more"]
 
 
 @lru_cache
@@ -93,10 +94,11 @@ def fit(
     optimizer: optax.GradientTransformation,
     data: PyTree = None,
     batch: int = 256,
-    validate: Callable[[PyTree, PyTree], Scalar] | None = None,
+    validate: Callable[[PyTree, PyTree], Float[Array, "*more"]] | None = None,
     held_out: PyTree = None,
     stretch: int = 100,
     patience: int | None = None,
+    average: float | None = None,
     checkpoint: str | PathLike | None = None,
     checkpoint_seconds: float = 30.0,
     progress: bool = True,
@@ -116,9 +118,11 @@ def fit(
         optimizer: any optax optimizer.
         data: pytree of arrays with a common leading axis; each step sees `batch` rows, by random permutations.
         validate: value to be minimized, from the parameters and `held_out`, looked at after each stretch; picks the
-            parameters to return.
+            parameters to return. Of several values in an array the first does; the others are noted only.
         stretch: steps between two looks of the host.
         patience: stop after so many stretches without a better validation value.
+        average: keep a moving average of the parameters, with so much of it kept in a step, such as 0.999; it is what
+            is validated and returned. Takes out the noise that a constant rate leaves.
         checkpoint: folder for checkpoints (needs orbax-checkpoint); a run found there is resumed.
         checkpoint_seconds: time between checkpoints.
         progress: whether to show a bar.
@@ -130,17 +134,20 @@ def fit(
         >>> bool(jnp.max(jnp.abs(result.parameters)) < 1e-6)
         True
     """
-    _check(steps, stretch, batch, patience, data)
+    _check(steps, stretch, batch, patience, data, average)
     stretch = min(stretch, steps)
     arrays, static = eqx.partition(parameters, eqx.is_inexact_array, is_leaf=_is_frozen)
-    state = _start(arrays, optimizer, -(-steps // stretch))
-    run = _Stretch(loss, optimizer, validate, stretch, batch, steps)
+    seen = (
+        jax.ShapeDtypeStruct((), float) if validate is None else eqx.filter_eval_shape(validate, parameters, held_out)
+    )
+    state = _start(arrays, optimizer, -(-steps // stretch), seen.shape, None if average is None else arrays)
+    run = _Stretch(loss, optimizer, validate, stretch, batch, steps, average)
     # The whole is drawn anew for each stretch from its number, so nothing random needs to be stored.
     mark = fingerprint((jr.key_data(key), arrays, data, held_out), steps, stretch, batch)
     saved = Checkpoints(checkpoint, checkpoint_seconds, mark)
     state = saved.restore(state)
     seconds = [np.nan] * int(state.stretch)
-    bar = tqdm(total=steps, initial=_done(state, stretch, steps), desc=description, disable=not progress)
+    bar = tqdm(total=steps, initial=_done(state, stretch, steps), desc=description, disable=not progress, leave=None)
     with bar:
         reason = _reason(state, stretch, steps, patience)
         while reason is None:
@@ -166,6 +173,7 @@ class _Stretch(NamedTuple):
     length: int
     batch: int
     steps: int
+    average: float | None
 
 
 @eqx.filter_jit
@@ -175,11 +183,14 @@ def _run(run: _Stretch, state: State, static: PyTree, data: PyTree, held_out: Py
 
     def iterate(carry, inputs):
         step, key, index = inputs
-        arrays, memory = carry
+        arrays, memory, average = carry
         draw = Draw(key, step, jax.tree.map(lambda a: a[index], data))
         value, gradient = jax.value_and_grad(loss)(arrays, draw)
         updates, new_memory = run.optimizer.update(gradient, memory, arrays)
-        new = optax.apply_updates(arrays, updates), new_memory
+        new_arrays = optax.apply_updates(arrays, updates)
+        # A short average at first: it forgets the start.
+        kept = jnp.minimum(run.average or 0.0, (1 + step) / (10 + step))
+        new = new_arrays, new_memory, _averaged(average, new_arrays, kept)
         finite = jnp.isfinite(value + optax.tree.norm(gradient) + optax.tree.norm(updates))
         within = step < run.steps
         carry = jax.tree.map(lambda a, b: jnp.where(finite & within, a, b), new, carry)
@@ -188,10 +199,12 @@ def _run(run: _Stretch, state: State, static: PyTree, data: PyTree, held_out: Py
     step_key, row_key = jr.split(jr.fold_in(key, state.stretch))
     steps = state.stretch * run.length + jnp.arange(run.length)
     inputs = steps, jr.split(step_key, run.length), _rows(row_key, data, run.length, run.batch)
-    carry = state.parameters, state.memory
-    (arrays, memory), (losses, finite, within) = lax.scan(iterate, carry, inputs)
+    carry = state.parameters, state.memory, state.average
+    (arrays, memory, average), (losses, finite, within) = lax.scan(iterate, carry, inputs)
     mean = jnp.sum(losses) / jnp.sum(finite)
-    value = mean if run.validate is None else run.validate(eqx.combine(arrays, static), held_out)
+    candidate = arrays if run.average is None else average
+    values = mean if run.validate is None else run.validate(eqx.combine(candidate, static), held_out)
+    value = jnp.ravel(values)[0]
     # Without validation the last parameters count, unless the loss has clearly risen since. NaN is never better.
     noise = jnp.sqrt(jnp.sum(jnp.where(finite, (losses - mean) ** 2, 0.0))) / jnp.sum(finite)
     better = value < state.best_value + (4 * noise if run.validate is None else 0.0)
@@ -199,15 +212,20 @@ def _run(run: _Stretch, state: State, static: PyTree, data: PyTree, held_out: Py
     return State(
         arrays,
         memory,
-        jax.tree.map(lambda a, b: jnp.where(better, a, b), arrays, state.best),
+        average,
+        jax.tree.map(lambda a, b: jnp.where(better, a, b), candidate, state.best),
         jnp.fmin(value, state.best_value).astype(state.best_value.dtype),
         state.stretch + 1,
         state.skipped + missed,
         jnp.where(better, 0, state.waited + 1),
         (missed / jnp.sum(within)).astype(state.bad.dtype),
         state.losses.at[state.stretch].set(mean.astype(state.losses.dtype)),
-        state.values.at[state.stretch].set(value.astype(state.values.dtype)),
+        state.values.at[state.stretch].set(values.astype(state.values.dtype)),
     )
+
+
+def _averaged(average, arrays, kept):
+    return None if average is None else jax.tree.map(lambda a, b: kept * a + (1 - kept) * b, average, arrays)
 
 
 def _rows(key, data, length, batch):
@@ -221,12 +239,12 @@ def _rows(key, data, length, batch):
     return rows.reshape(-1)[: length * batch].reshape(length, batch)
 
 
-def _start(arrays, optimizer, stretches):
+def _start(arrays, optimizer, stretches, seen, average):
     dtype = jnp.result_type(float)
-    unknown = jnp.full(stretches, jnp.nan, dtype)
+    losses, values = jnp.full(stretches, jnp.nan, dtype), jnp.full((stretches, *seen), jnp.nan, dtype)
     zero = jnp.zeros((), jnp.int32)
     infinite, none = jnp.array(jnp.inf, dtype), jnp.zeros((), dtype)
-    return State(arrays, optimizer.init(arrays), arrays, infinite, zero, zero, zero, none, unknown, unknown)
+    return State(arrays, optimizer.init(arrays), average, arrays, infinite, zero, zero, zero, none, losses, values)
 
 
 def _done(state, stretch, steps):
@@ -269,7 +287,9 @@ def _warn(skipped, taken, reason, loss):
         )
 
 
-def _check(steps, stretch, batch, patience, data):
+def _check(steps, stretch, batch, patience, data, average):
+    if average is not None and not 0 <= average < 1:
+        raise ValueError(f"Expected average from 0 to below 1, or None; got {average}.")
     for name, value in dict(steps=steps, stretch=stretch, batch=batch, patience=patience).items():
         if value is not None and value < 1:
             raise ValueError(f"Expected {name} to be at least 1; got {value}.")

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -55,7 +56,7 @@ class Experiment:
         about: a paragraph on what is done and why.
         profiles: the settings (a frozen dataclass) of each profile.
         parts: from settings and seed, the units of work by name; each gives a dict of JSON values and arrays, and is
-            saved by `plain` when it is done.
+            saved by `plain` when it is done. Those of an experiment with checkpoints are given a folder for them.
         tables, pictures, claims: from the record of a run, which is all that they may look at.
     """
 
@@ -63,34 +64,59 @@ class Experiment:
     title: str
     about: str
     profiles: Mapping[Profile, Any]
-    parts: Callable[[Any, int], Mapping[str, Callable[[], dict[str, Any]]]]
+    parts: Callable[[Any, int], Mapping[str, Callable[..., dict[str, Any]]]]
     tables: Callable[[Record], list[Table]]
     pictures: Callable[[Record], list[Picture]]
     claims: Callable[[Record], list[Claim]]
+    has_checkpoints: bool = False
 
 
-def run(experiment: Experiment, out: Path, *, profile: Profile, seed: int = 0, resume: bool = True) -> Record:
-    """Runs the parts of an experiment that are not in its file yet, each saved when it is done.
+def run(
+    experiment: Experiment,
+    out: Path,
+    *,
+    profile: Profile,
+    seed: int = 0,
+    resume: bool = True,
+    wanted: Callable[[str], bool] = lambda name: True,
+) -> Record:
+    """Runs the parts of an experiment that are wanted and not in its file yet, each saved when it is done.
 
-    Without `resume` whatever is in the file is replaced; with it, results of other settings are an error.
+    Without `resume` whatever is in the file is replaced; with it, results of other settings are an error. Processes
+    with different parts of one experiment may write to one folder.
     """
     out.mkdir(parents=True, exist_ok=True)
     config = experiment.profiles[profile]
     record = _begin(experiment.name, profile, config, seed)
     path = out / f"{experiment.name}.json"
-    if resume and path.exists():
-        found = read(path)
-        _check_same(found, record, path)
-        record |= dict(parts=found.get("parts", {}), seconds=found.get("seconds", {}))
-    parts = experiment.parts(config, seed)
+    folder = out / f"{experiment.name}-checkpoints"
+    if resume:
+        record = _taken_over(record, path)
+    else:
+        path.unlink(missing_ok=True)
+        shutil.rmtree(folder, ignore_errors=True)
+    parts = {name: part for name, part in experiment.parts(config, seed).items() if wanted(name)}
+    if not parts:
+        raise ValueError(f"Expected at least one part of {experiment.name} to run; got a choice of none.")
     left = [name for name in parts if name not in record["parts"]]
     for name in (bar := tqdm(left, desc=experiment.name, initial=len(parts) - len(left), total=len(parts))):
         bar.set_postfix_str(name)
         start = time.perf_counter()
-        record["parts"][name] = plain(parts[name]())
+        found = plain(parts[name](folder) if experiment.has_checkpoints else parts[name]())
+        record = _taken_over(record, path)
+        record["parts"][name] = found
         record["seconds"][name] = time.perf_counter() - start
         write(path, record)
     return record
+
+
+def _taken_over(record: Record, path: Path) -> Record:
+    """The record with all parts that its file has by now."""
+    if not path.exists():
+        return record
+    found = read(path)
+    _check_same(found, record, path)
+    return record | {name: record[name] | found.get(name, {}) for name in ("parts", "seconds")}
 
 
 def resolution(figure: "Figure") -> float:

@@ -8,10 +8,11 @@ from ddnf.paper import (
     posterior,
     regularization,
     toy,
+    vae,
 )
 from ddnf.paper.experiment import Experiment
 
 EXPERIMENTS: dict[str, Experiment] = {
     module.EXPERIMENT.name: module.EXPERIMENT
-    for module in (accuracy, illustration, toy, posterior, regularization, inverse_consistency, open_questions)
+    for module in (accuracy, illustration, toy, posterior, vae, regularization, inverse_consistency, open_questions)
 }

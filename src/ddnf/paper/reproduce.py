@@ -1,7 +1,7 @@
 """Runs experiments of the paper, one after another, and draws their figures from what was written."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,7 +11,13 @@ from ddnf.paper.registry import EXPERIMENTS
 
 
 def reproduce(
-    names: Sequence[str], out: Path, *, profile: Profile, seed: int = 0, resume: bool = True
+    names: Sequence[str],
+    out: Path,
+    *,
+    profile: Profile,
+    seed: int = 0,
+    resume: bool = True,
+    wanted: Mapping[str, Callable[[str], bool]] | None = None,
 ) -> dict[str, list[Path]]:
     """Runs the named experiments (or "all"), and draws their figures from the JSON alone.
 
@@ -21,6 +27,7 @@ def reproduce(
         profile: "smoke", "quick" or "full".
         seed: of the random numbers.
         resume: whether to take over the parts that are in the folder, made with the same settings and seed.
+        wanted: for an experiment, which of its parts to run, by their names; all of them by default.
 
     Returns:
         For each experiment, the figures drawn.
@@ -29,7 +36,8 @@ def reproduce(
     _check(out)
     drawn = {}
     for name, experiment in chosen.items():
-        run(experiment, out, profile=profile, seed=seed, resume=resume)
+        some = {} if wanted is None or name not in wanted else dict(wanted=wanted[name])
+        run(experiment, out, profile=profile, seed=seed, resume=resume, **some)
         drawn[name] = draw(experiment, out)
     return drawn
 
