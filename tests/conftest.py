@@ -28,6 +28,7 @@ with install_import_hook("ddnf", "beartype.beartype"):
     import ddnf.record
     import ddnf.side_by_side
     import ddnf.targets.cancer
+    import ddnf.targets.images
     import ddnf.targets.toy
     import ddnf.view  # noqa: F401
 

@@ -12,6 +12,7 @@ from ddnf.inference.density import Density, fit_density
 from ddnf.inference.models import load
 from ddnf.inference.posterior import Posterior, fit_posterior
 from ddnf.inference.target import Target
+from ddnf.inference.vae import VAE, fit_vae, judge_vae
 
 if TYPE_CHECKING:
     from ddnf.bridges.numpyro import from_numpyro
@@ -21,6 +22,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "DDNF",
+    "VAE",
     "Certificate",
     "Density",
     "Divergence",
@@ -37,10 +39,12 @@ __all__ = [
     "euler",
     "fit_density",
     "fit_posterior",
+    "fit_vae",
     "from_numpyro",
     "from_pymc",
     "geodesic",
     "inverse_consistency",
+    "judge_vae",
     "load",
     "midpoint",
     "rk4",

@@ -27,26 +27,26 @@ _CHUNK = 500
 class Code(NamedTuple):
     """What an encoder says of an image: the base Gaussian of its posterior, and a context for the flow."""
 
-    mean: Float[Array, " latent"]
-    log_scale: Float[Array, " latent"]
-    context: Float[Array, " context"] | None = None
+    mean: Float[Array, "*images latent"]
+    log_scale: Float[Array, "*images latent"]
+    context: Float[Array, "*images context"] | None = None
 
 
 class Terms(NamedTuple):
-    """One draw z of an image's posterior, and its log densities in nats."""
+    """A draw z of an image's posterior (or many), and its log densities in nats."""
 
-    z: Float[Array, " latent"]
-    log_likelihood: Float[Array, ""]
-    log_prior: Float[Array, ""]
-    log_posterior: Float[Array, ""]
+    z: Float[Array, "*draws latent"]
+    log_likelihood: Float[Array, "*draws"]
+    log_prior: Float[Array, "*draws"]
+    log_posterior: Float[Array, "*draws"]
 
     @property
-    def kl(self) -> Float[Array, ""]:
+    def kl(self) -> Float[Array, "*draws"]:
         """log q(z|x) - log p(z)."""
         return self.log_posterior - self.log_prior
 
     @property
-    def log_weight(self) -> Float[Array, ""]:
+    def log_weight(self) -> Float[Array, "*draws"]:
         """log p(x, z) - log q(z|x): the ELBO is its mean, log p(x) the logarithm of the mean of its exponential."""
         return self.log_likelihood - self.kl
 

@@ -90,7 +90,7 @@ def _row(where: str, model: str, parts: Sequence[dict]) -> tuple[str, ...]:
 
 
 def _values(parts: Sequence[dict], name: str) -> list[float]:
-    return [part[name] for part in parts]
+    return [float(part[name]) for part in parts]
 
 
 def _mean(parts: Sequence[dict], name: str) -> float:
