@@ -122,6 +122,15 @@ def test_estimate_beside_the_exact_value():
     assert_allclose(second.estimate, second.negative_elbo, rtol=1e-12)
 
 
+def test_active_units():
+    """A decoder's dimension that the encoder ignores is not active, however few the draws."""
+    vae = small()
+    base = jnp.zeros_like(vae.encoder.base.weight).at[0].set(1.0)
+    vae = eqx.tree_at(lambda v: v.encoder.base.weight, vae, base)
+    x = (np.asarray(jr.uniform(jr.key(5), (400, 16))) < 0.5).astype(np.float32)
+    assert judge_vae(jr.key(7), vae, x, draws=5, importance_draws=2).active == 1
+
+
 def test_folds_are_seen():
     flow = DDNF(jr.key(2), 2, blocks=1, steps=1, hidden=(2,))
     flow = eqx.tree_at(lambda f: f.fields.weights, flow, (100.0 * jnp.eye(2)[None], -jnp.eye(2)[None]))
@@ -140,14 +149,23 @@ def test_a_run_is_resumed(tmp_path):
 
 
 def test_own_networks():
-    """Any Equinox modules around a flow."""
-    encoder = eqx.nn.MLP(16, 4, 8, 1, key=jr.key(0))
-    vae = VAE(lambda x: jnp.split(encoder(x), 2), eqx.nn.MLP(2, 16, 8, 1, key=jr.key(1)), FLOWS["ddnf"](None))
+    """Any Equinox modules around a flow; they are trained."""
+    split = eqx.nn.Lambda(lambda a: (a[:2], a[2:4], a[4:]))
+    encoder = eqx.nn.Sequential([eqx.nn.MLP(16, 12, 8, 1, key=jr.key(0)), split])
+    vae = VAE(encoder, eqx.nn.MLP(2, 16, 8, 1, key=jr.key(1)), FLOWS["ddnf"](8))
     x = (np.random.default_rng(0).random((60, 16)) < 0.5).astype(np.float32)
     trained = fit_vae(jr.key(3), vae, x[:40], x[40:], epochs=2, batch=20, progress=False)
     assert np.isfinite(trained.valid).all()
+    for before, after in zip(*(jax.tree.leaves(eqx.filter(v, eqx.is_array)) for v in (vae, trained.vae)), strict=True):
+        assert not np.array_equal(before, after)
     assert trained.vae.sample(jr.key(0), 3).shape == (3, 16)
     assert trained.vae.reconstruct(jr.key(0), jnp.asarray(x[:4])).shape == (4, 16)
+
+
+def test_a_function_that_hides_parameters_is_refused():
+    encoder = eqx.nn.MLP(16, 4, 8, 1, key=jr.key(0))
+    with pytest.raises(ValueError, match="Expected encoder to be an Equinox module with parameters"):
+        VAE(lambda x: jnp.split(encoder(x), 2), Decoder(jr.key(1), 2, 16))
 
 
 @pytest.mark.parametrize(

@@ -196,6 +196,14 @@ class VAE(eqx.Module):
     flow: AbstractBijection | None = None
     likelihood: Callable = bernoulli
 
+    def __check_init__(self):
+        for name in ("encoder", "decoder"):
+            if not jax.tree.leaves(eqx.filter(getattr(self, name), eqx.is_inexact_array)):
+                raise ValueError(
+                    f"Expected {name} to be an Equinox module with parameters; got {getattr(self, name)!r}. "
+                    "A function around a module hides them: use eqx.nn.Sequential([module, eqx.nn.Lambda(function)])."
+                )
+
     def code(self, x: Float[Array, " pixels"]) -> Code:
         """What the encoder says of one image."""
         return Code(*self.encoder(x))
@@ -408,9 +416,15 @@ def judge_vae(
         negative_log_prob=-float(log_prob.mean()),
         negative_elbo_there=-float(weights.mean()),
         weighted=len(few),
-        active=int(np.sum(np.var(z.mean(axis=1), axis=0) > 0.01)),
+        active=_active(z),
         folded=_folded(exact, fold_key, x),
     )
+
+
+def _active(z: Float[np.ndarray, "images draws latent"]) -> int:
+    """Latent dimensions whose posterior mean varies over the images, less what the noise of few draws adds to it."""
+    noise = np.var(z, axis=1, ddof=1).mean(axis=0) / z.shape[1] if z.shape[1] > 1 else 0.0
+    return int(np.sum(np.var(z.mean(axis=1), axis=0) - noise > 0.01))
 
 
 @eqx.filter_jit
