@@ -78,8 +78,7 @@ PROFILES: dict[Profile, Config] = {
     "smoke": _SMOKE,
     "quick": dataclasses.replace(
         _SMOKE,
-        sets=("small-40", "small-2"),
-        models=("plain", "planar", "naf+context", "ddnf", "ddnf+context"),
+        models=("plain", "planar", "ddnf+context"),
         epochs=10,
         train_images=5000,
         test_images=1000,
