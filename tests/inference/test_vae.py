@@ -125,6 +125,7 @@ def test_estimate_beside_the_exact_value():
 def test_active_units():
     """A decoder's dimension that the encoder ignores is not active, however few the draws."""
     vae = small()
+    assert isinstance(vae.encoder, Encoder)
     base = jnp.zeros_like(vae.encoder.base.weight).at[0].set(1.0)
     vae = eqx.tree_at(lambda v: v.encoder.base.weight, vae, base)
     x = (np.asarray(jr.uniform(jr.key(5), (400, 16))) < 0.5).astype(np.float32)

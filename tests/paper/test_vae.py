@@ -1,8 +1,10 @@
 """The auto-encoders of the tables: who runs, what is resumed, and what is said of it."""
 
+import jax.random as jr
 import numpy as np
 import pytest
 
+from ddnf.inference.vae import Encoder
 from ddnf.paper import vae
 from ddnf.paper.experiment import run
 from ddnf.paper.vae_models import MODELS, make, size
@@ -23,11 +25,10 @@ def test_every_run_of_the_tables():
 
 @pytest.mark.parametrize("name", MODELS)
 def test_models_have_the_same_networks(name):
-    import jax.random as jr
-
     mean = np.full(64, 0.3)
     model, plain = make(name, jr.key(0), latent=3, mean=mean), make("plain", jr.key(0), latent=3, mean=mean)
     assert size(model.decoder) == size(plain.decoder)
+    assert isinstance(model.encoder, Encoder) and isinstance(plain.encoder, Encoder)
     assert np.array_equal(model.encoder.hidden.weight, plain.encoder.hidden.weight)
     assert (model.flow is None) == name.startswith("plain")
     if model.flow is not None:

@@ -15,10 +15,10 @@ from flowjax.bijections import AbstractBijection
 from jax import lax
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from ddnf.flow.bijection import DDNF
-from ddnf.flow.log_det import Exact, with_key
+from ddnf.flow.log_det import with_key
 from ddnf.inference import train
 from ddnf.inference.folds import folded_share
+from ddnf.inference.reverse_kl import exactly
 
 Pixels = Literal["dynamic", "grey", "given"]
 _CHUNK = 500
@@ -167,6 +167,11 @@ class Decoder(eqx.Module):
             logits = eqx.tree_at(lambda layer: layer.bias, logits, jnp.log(middle) - jnp.log1p(-middle))
         self.logits = logits
 
+    @property
+    def in_size(self) -> int:
+        """The dimension of z."""
+        return self.hidden.weight.shape[1]
+
     def __call__(self, z: Float[Array, " latent"]) -> Float[Array, " pixels"]:
         return self.logits(jnp.tanh(self.hidden(z)))
 
@@ -219,7 +224,7 @@ class VAE(eqx.Module):
 
     def sample(self, key: PRNGKeyArray, n: int) -> Float[Array, "n pixels"]:
         """Means of n images from the prior: probabilities for `bernoulli`, values for `Gaussian`."""
-        z = jr.normal(key, (n, self._latent))
+        z = jr.normal(key, (n, self.latent))
         return jax.nn.sigmoid(jax.vmap(self.decoder)(z))
 
     def reconstruct(self, key: PRNGKeyArray, x: Float[Array, "n pixels"]) -> Float[Array, "n pixels"]:
@@ -229,9 +234,7 @@ class VAE(eqx.Module):
 
     def exactly(self) -> "VAE":
         """The same model with the exact log-determinant, whatever has trained it."""
-        if not isinstance(self.flow, DDNF):
-            return self
-        return eqx.tree_at(lambda vae: vae.flow, self, self.flow.with_log_det(Exact()))
+        return exactly(self)
 
     def carried(self, z: Float[Array, " latent"], code: Code) -> tuple[Float[Array, " latent"], Float[Array, ""]]:
         """Where the flow takes a point of the base Gaussian, and its log-determinant there."""
@@ -242,15 +245,17 @@ class VAE(eqx.Module):
     def _terms(self, key, x, code):
         noise_key, probe_key = jr.split(key)
         noise = jr.normal(noise_key, code.mean.shape)
-        model = with_key(self, probe_key) if isinstance(self.flow, DDNF) else self
-        z, log_det = model.carried(code.mean + jnp.exp(code.log_scale) * noise, code)
+        z, log_det = with_key(self, probe_key).carried(code.mean + jnp.exp(code.log_scale) * noise, code)
         log_posterior = _log_normal(noise) - jnp.sum(code.log_scale) - log_det
         return Terms(z, self.likelihood(x, self.decoder(z)), _log_normal(z), log_posterior)
 
     @property
-    def _latent(self) -> int:
-        leaves = jax.tree.leaves(eqx.filter(self.decoder, eqx.is_array))
-        return self.flow.shape[0] if self.flow is not None else leaves[0].shape[-1]
+    def latent(self) -> int:
+        """The dimension of z: that of the flow, or what the decoder says by `in_size`, as those of `eqx.nn` do."""
+        size = getattr(self.decoder, "in_size", None) if self.flow is None else self.flow.shape[0]
+        if not isinstance(size, int):
+            raise ValueError("Expected a flow, or a decoder whose in_size is the dimension of z; got neither.")
+        return size
 
 
 class Trained(NamedTuple):
@@ -399,7 +404,7 @@ def judge_vae(
     elbo_key, importance_key, fold_key = jr.split(key, 3)
     z, log_likelihood, kl = (np.asarray(a, np.float64) for a in _evaluate(exact, elbo_key, x, draws))
     estimate = log_likelihood - kl
-    if not _is_exact(vae.flow):
+    if not eqx.tree_equal(vae, exact):
         _, other_likelihood, other_kl = _evaluate(vae, elbo_key, x, draws)
         estimate = np.asarray(other_likelihood - other_kl, np.float64)
     few = x[np.linspace(0, len(x) - 1, min(importance_images, len(x))).astype(int)]
@@ -520,10 +525,6 @@ _PREPARE: dict[Pixels, Callable] = {
 
 def _real(x: Array) -> Array:
     return x if jnp.issubdtype(x.dtype, jnp.inexact) else x.astype(jnp.result_type(float))
-
-
-def _is_exact(flow) -> bool:
-    return not isinstance(flow, DDNF) or isinstance(flow.log_det, Exact)
 
 
 def _log_normal(z: Float[Array, " n"]) -> Float[Array, ""]:

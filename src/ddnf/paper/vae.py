@@ -201,7 +201,7 @@ def _part(config: Config, seed: int, run: Run, folder: Path) -> dict[str, Any]:
         skipped=trained.skipped,
         epoch_seconds=float(np.nanmedian(trained.seconds[1:])) if len(trained.seconds) > 1 else None,
         curves=dict(train=trained.train, valid=trained.valid, test=trained.test),
-        **(_shown(show_key, trained.vae, data, test, run.latent) if run.seed == 0 else {}),
+        **(_shown(show_key, trained.vae, data, test) if run.seed == 0 else {}),
     )
 
 
@@ -222,7 +222,7 @@ def _optimizer(name: str, rate: float) -> optax.GradientTransformation:
     return optax.flatten(optax.adam(rate) if name == "adam" else optax.sgd(rate))
 
 
-def _shown(key, vae: VAE, data: images.Images, test: np.ndarray, latent: int) -> dict[str, Any]:
+def _shown(key, vae: VAE, data: images.Images, test: np.ndarray) -> dict[str, Any]:
     """What a picture is to show: images as bytes, and points of a latent plane before and after the flow."""
     sample_key, again_key, plane_key = jr.split(key, 3)
     some = np.linspace(0, len(test) - 1, 10).astype(int)
@@ -232,7 +232,7 @@ def _shown(key, vae: VAE, data: images.Images, test: np.ndarray, latent: int) ->
         given=_bytes(given),
         again=_bytes(vae.reconstruct(again_key, given)),
     )
-    if data.labels is not None and latent == 2:
+    if data.labels is not None and vae.latent == 2:
         many = np.linspace(0, len(test) - 1, 1500).astype(int)
         before, after = _plane(vae, plane_key, jnp.asarray(test[many], jnp.result_type(float)))
         shown |= dict(plane=dict(before=before, after=after, labels=data.labels[many]))
