@@ -116,6 +116,7 @@ def test_tables():
     assert_allclose(row["log_likelihood"], true, atol=0.1)
 
 
+@pytest.mark.slow
 def test_the_whole_command(tmp_path, capsys):
     subject = subject_of("energy1")
     options = dict(out=tmp_path, settings=TINY, progress=False)

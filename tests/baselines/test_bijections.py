@@ -189,6 +189,7 @@ def test_sigmoids_have_no_plateau():
     assert log_det.min() > np.log(0.9e-3)
 
 
+@pytest.mark.slow
 def test_cnf_with_tight_tolerances():
     flow = CNF(jr.key(0), 2, condition_dim=1, size=4, rtol=1e-10, atol=1e-10)
     flow = eqx.tree_at(lambda f: f.velocity.layers[-1].weight, flow, replace_fn=lambda w: 20 * w)

@@ -236,6 +236,7 @@ def _fit(model, guide, *args, steps=300, elbo=None):
     return svi.run(jr.key(0), steps, *args, progress_bar=False).params
 
 
+@pytest.mark.slow
 def test_guide_finds_a_conjugate_posterior():
     guide = AutoDDNF(conjugate, blocks=1, init_scale=0.5)
     draws = guide.sample_posterior(jr.key(1), _fit(conjugate, guide, Y), sample_shape=(4000,))["mean"]

@@ -114,6 +114,7 @@ def test_searches_start_around_the_initial_point(pm):
 
 
 # A short fit: its moments are looked at here, not what it says of its tails.
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:k-hat is:RuntimeWarning")
 def test_fit_finds_a_conjugate_posterior(pm):
     """Gamma(3, 1) and three counts, 9 in all, give Gamma(12, 4)."""
@@ -165,6 +166,7 @@ assert abs(value - theirs) < 1e-5, (value, theirs)
 """
 
 
+@pytest.mark.slow
 def test_single_precision_and_settings_stay():
     """Importing PyMC's JAX backend would turn x64 on and ask for 100 devices."""
     environment = {name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", "JAX_ENABLE_X64")}

@@ -166,6 +166,7 @@ def test_learns_a_normal():
     assert_allclose(np.mean(fitted().log_prob(ROWS)), -entropy, atol=0.1)
 
 
+@pytest.mark.slow
 def test_learns_a_conditional_mean():
     given = RNG.uniform(-1.0, 1.0, size=(600, 1))
     x = 2.0 * given + 0.3 * RNG.normal(size=(600, 1))
@@ -178,6 +179,7 @@ def test_learns_a_conditional_mean():
     assert density.log_likelihood > -0.7  # without the condition it would be about -1.6
 
 
+@pytest.mark.slow
 def test_learns_counts():
     density = quick_fit(RNG.poisson(4.0, size=(500, 1)), support="count", steps=40)
     n = np.arange(60.0)

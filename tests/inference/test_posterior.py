@@ -214,6 +214,7 @@ def test_training_with_another_rule_is_judged_by_the_exact_one():
     assert isinstance(trained.log_det, ddnf.Exact) and trained.inversion == "exact"
 
 
+@pytest.mark.slow
 def test_regularizer_keeps_the_flow_short():
     def length(gamma):
         def regularizer(flow, x):

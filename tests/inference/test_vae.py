@@ -67,6 +67,7 @@ def test_likelihoods():
     assert_allclose(Gaussian(0.5)(x, logits), jnp.sum(jax.scipy.stats.norm.logpdf(x, p, 0.5)), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_training_learns_the_digits():
     data = images.load("digits")
     valid = data.valid.lit
