@@ -1,10 +1,13 @@
 """Runs experiments of the paper, one after another, and draws their figures from what was written."""
 
+import io
 import json
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+
+from PIL import Image
 
 from ddnf.paper.experiment import Experiment, Profile, resolution, run
 from ddnf.paper.registry import EXPERIMENTS
@@ -64,7 +67,10 @@ def draw(experiment: Experiment, out: Path) -> list[Path]:
     paths = []
     for picture in experiment.pictures(record):
         paths.append(folder / f"{experiment.name}-{picture.name}.png")
-        picture.figure.savefig(paths[-1], dpi=resolution(picture.figure))
+        with io.BytesIO() as drawn:
+            picture.figure.savefig(drawn, dpi=resolution(picture.figure))
+            # 256 colours are enough for a figure, and take half of the room.
+            Image.open(drawn).convert("RGB").quantize(256, dither=Image.Dither.NONE).save(paths[-1], optimize=True)
     return paths
 
 
