@@ -83,7 +83,7 @@ def tables_of(values):
         base | dict(set=where, model=model, seed=seed, negative_elbo=value, estimate=value)
         for (where, model, seed), value in values.items()
     ]
-    return dict(parts={str(number): part for number, part in enumerate(parts)})
+    return dict(profile="full", parts={str(number): part for number, part in enumerate(parts)})
 
 
 def test_claims_follow_the_numbers():
@@ -94,6 +94,10 @@ def test_claims_follow_the_numbers():
     )
     verdicts = [claim.verdict for claim in vae.EXPERIMENT.claims(good)]
     assert verdicts == ["reproduced", "reproduced", "reproduced"]
+    close = tables_of(
+        {("mnist-40", "plain", 0): 95.0, ("mnist-40", "naf", 0): 94.1, ("mnist-40", "ddnf+context", 0): 94.0}
+    )
+    assert [claim.verdict for claim in vae.EXPERIMENT.claims(close)] == ["partly", "partly"]
     worse = tables_of(
         {("mnist-40", "plain", 0): 95.0, ("mnist-40", "ddnf", 0): 95.5, ("mnist-40", "ddnf+context", 0): 96.0}
     )
@@ -107,5 +111,7 @@ def test_claims_follow_the_numbers():
 def test_estimate_is_shown_where_it_is_another():
     record = tables_of({("mnist-40", "plain", 0): 100.0, ("mnist-40", "ddnf22+context", 0): 97.0})
     record["parts"]["1"]["estimate"] = 95.0
-    rows = {row[0]: row for row in vae.EXPERIMENT.tables(record)[0].rows}
+    table = vae.EXPERIMENT.tables(record)[0]
+    assert "2 of" in table.caption
+    rows = {row[0]: row for row in table.rows}
     assert "95.00" in rows["DDNF (2, 2) + context, one probe"] and rows["plain VAE"][4] == ""

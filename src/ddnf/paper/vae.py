@@ -18,9 +18,9 @@ import numpy as np
 import optax
 
 from ddnf.inference.vae import VAE, Pixels, fit_vae, judge_vae
-from ddnf.paper.experiment import Experiment, Profile
+from ddnf.paper import vae_shown
+from ddnf.paper.experiment import Experiment, Profile, Record, Table
 from ddnf.paper.vae_models import MODELS, make, size
-from ddnf.paper.vae_shown import claims, pictures, tables
 from ddnf.targets import images
 
 ABOUT = """The networks of Appendix C (one hidden tanh layer of 128 units each way, batches of 100, Adam with a rate of
@@ -125,6 +125,13 @@ def runs(config: Config) -> list[Run]:
 def parts(config: Config, seed: int) -> dict[str, Callable[[Path], dict[str, Any]]]:
     """One part for each run; each is given the folder for its checkpoints."""
     return {run.name: partial(_part, config, seed, run) for run in runs(config)}
+
+
+def tables(record: Record) -> list[Table]:
+    """The tables, with how many of the runs are in them."""
+    planned, done = len(runs(PROFILES[record["profile"]])), len(record["parts"])
+    missing = "" if done == planned else f" So far {done} of {planned} runs of this profile are done."
+    return [table._replace(caption=table.caption + missing) for table in vae_shown.tables(record)]
 
 
 def choose(models: Sequence[str], seeds: Sequence[int], datasets: Sequence[str]) -> Callable[[str], bool]:
@@ -255,5 +262,13 @@ def _bytes(values) -> str:
 
 
 EXPERIMENT = Experiment(
-    "vae", "Variational auto-encoders", ABOUT, PROFILES, parts, tables, pictures, claims, has_checkpoints=True
+    "vae",
+    "Variational auto-encoders",
+    ABOUT,
+    PROFILES,
+    parts,
+    tables,
+    vae_shown.pictures,
+    vae_shown.claims,
+    has_checkpoints=True,
 )
