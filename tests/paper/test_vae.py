@@ -1,5 +1,7 @@
 """The auto-encoders of the tables: who runs, what is resumed, and what is said of it."""
 
+from typing import Any
+
 import jax.random as jr
 import numpy as np
 import pytest
@@ -72,7 +74,7 @@ def test_nothing_to_run(tmp_path):
         run(vae.EXPERIMENT, tmp_path, profile="smoke", wanted=vae.choose(["naf"], [], []))
 
 
-def tables_of(values):
+def tables_of(values) -> dict[str, Any]:
     """A record of runs with these -ELBOs, by set, model and seed."""
     base = dict(
         epochs=100, train_images=1, test_images=1, images="mnist", binarisation="", weighted=1, error=0.1,
