@@ -358,7 +358,7 @@ class Judged(NamedTuple):
         reconstruction: the part of it that is -log p(x|z).
         kl: the part that is KL(q(z|x) | p(z)).
         estimate: the same mean by the log-determinant that trained the model; no bound unless that is exact.
-        negative_log_prob: -log p(x) by importance weights, on the first `weighted` images.
+        negative_log_prob: -log p(x) by importance weights, on some of the images, evenly spread.
         negative_elbo_there: -ELBO on the same images with the same draws.
         weighted: the number of these images.
         active: latent dimensions whose posterior mean varies by more than 0.01 over the images.
@@ -434,12 +434,13 @@ def _active(z: Float[np.ndarray, "images draws latent"]) -> int:
 
 @eqx.filter_jit
 def _evaluate(vae: VAE, key, x, draws):
-    def one(key, x):
+    def one(item):
+        key, x = item
         code = vae.code(_real(x))
         terms = jax.vmap(lambda key: vae._terms(key, _real(x), code))(jr.split(key, draws))
         return terms.z, terms.log_likelihood, terms.kl
 
-    return _in_chunks(lambda keys, x: jax.vmap(one)(keys, x), jr.split(key, len(x)), x)
+    return lax.map(one, (jr.split(key, len(x)), x), batch_size=min(_CHUNK, len(x)))
 
 
 @eqx.filter_jit
@@ -465,27 +466,16 @@ def _folded(vae: VAE, key, x) -> float:
     return folded_share(vae.flow, z, None if vae.flow.cond_shape is None else context)
 
 
-def _in_chunks(function, *arrays):
-    """`function` over the leading axis, some hundred rows at a time."""
-    count = len(arrays[0])
-    whole = count // _CHUNK * _CHUNK
-    out = []
-    if whole:
-        split = [a[:whole].reshape(-1, _CHUNK, *a.shape[1:]) for a in arrays]
-        done = lax.map(lambda chunk: function(*chunk), tuple(split))
-        out.append(jax.tree.map(lambda a: a.reshape(whole, *a.shape[2:]), done))
-    if whole < count:
-        out.append(function(*(a[whole:] for a in arrays)))
-    return jax.tree.map(lambda *a: jnp.concatenate(a), *out)
-
-
 def _validate(vae: VAE, held_out: Sequence[Array]) -> Float[Array, " n"]:
     """-ELBO of each set, one draw for each image, the same noise each time."""
 
     def mean(x):
-        keys = jr.split(jr.key(0), len(x))
-        weights = _in_chunks(lambda keys, x: jax.vmap(lambda k, x: vae.terms(k, _real(x)).log_weight)(keys, x), keys, x)
-        return -jnp.mean(weights)
+        items = jr.split(jr.key(0), len(x)), x
+        return -jnp.mean(lax.map(weight, items, batch_size=min(_CHUNK, len(x))))
+
+    def weight(item):
+        key, x = item
+        return vae.terms(key, _real(x)).log_weight
 
     return jnp.stack([mean(x) for x in held_out])
 
@@ -510,7 +500,7 @@ def _adam() -> optax.GradientTransformation:
 
 
 def _dynamic(key, rows):
-    # As many random bits as a byte has; 128 levels up are moved by one, so that 255 is always lit.
+    # A random byte for each pixel. Levels above 127 count for one more, so that 0 is never lit and 255 always.
     noise = jr.bits(key, rows.shape, jnp.uint8).astype(jnp.int16)
     grey = rows.astype(jnp.int16)
     return (noise < grey + (grey > 127)).astype(jnp.result_type(float))

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import shutil
 import time
 from collections.abc import Callable, Mapping
@@ -102,11 +103,13 @@ def run(
     for name in (bar := tqdm(left, desc=experiment.name, initial=len(parts) - len(left), total=len(parts))):
         bar.set_postfix_str(name)
         start = time.perf_counter()
-        found = plain(parts[name](folder) if experiment.has_checkpoints else parts[name]())
+        checkpoint = folder / re.sub(r"[^a-z0-9+]+", "-", name)
+        found = plain(parts[name](checkpoint) if experiment.has_checkpoints else parts[name]())
         record = _taken_over(record, path)
         record["parts"][name] = found
         record["seconds"][name] = time.perf_counter() - start
         write(path, record)
+        shutil.rmtree(checkpoint, ignore_errors=True)
     return record
 
 

@@ -2,8 +2,6 @@
 
 import base64
 import dataclasses
-import re
-import shutil
 import warnings
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
@@ -123,7 +121,7 @@ def runs(config: Config) -> list[Run]:
 
 
 def parts(config: Config, seed: int) -> dict[str, Callable[[Path], dict[str, Any]]]:
-    """One part for each run; each is given the folder for its checkpoints."""
+    """One part for each run; each is given a folder for its checkpoints."""
     return {run.name: partial(_part, config, seed, run) for run in runs(config)}
 
 
@@ -157,13 +155,12 @@ def choose(models: Sequence[str], seeds: Sequence[int], datasets: Sequence[str])
     return wanted
 
 
-def _part(config: Config, seed: int, run: Run, folder: Path) -> dict[str, Any]:
+def _part(config: Config, seed: int, run: Run, checkpoint: Path) -> dict[str, Any]:
     data = _loaded(run.dataset, config)
     pixels = config.pixels if data.is_binary else "grey"
     valid, test = (split.lit if pixels == "dynamic" else split.grey / np.float32(255) for split in data[3:5])
     model_key, fit_key, judge_key, show_key = jr.split(jr.fold_in(jr.key(seed), run.seed), 4)
     vae = make(run.model, model_key, latent=run.latent, mean=data.train.mean(axis=0) / 255, is_binary=data.is_binary)
-    checkpoint = folder / re.sub(r"[^a-z0-9+]+", "-", run.name)
     with warnings.catch_warnings():
         # What was skipped is in the record.
         warnings.simplefilter("ignore", RuntimeWarning)
@@ -189,7 +186,6 @@ def _part(config: Config, seed: int, run: Run, folder: Path) -> dict[str, Any]:
         importance_draws=config.importance_draws,
         importance_images=config.importance_images,
     )
-    shutil.rmtree(checkpoint, ignore_errors=True)
     return dict(
         **run._asdict(),
         images=data.name,
