@@ -45,6 +45,10 @@ class Nothing(LogDet):
     def takes_lanes(self):
         return True
 
+    @property
+    def sees_eigenvalues_only(self):
+        return True
+
     def step(self, solver, velocity, z, *, dt, cell):
         return solver(velocity, z, dt), jnp.zeros(z.shape[1:], z.dtype)
 

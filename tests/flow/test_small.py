@@ -9,7 +9,7 @@ from numpy.testing import assert_allclose
 
 from ddnf.flow import small
 
-SIZES = [1, 2, 3, 4, 5, 7, 8, 11, 16, 17]
+SIZES = [1, 2, 3, 4, 5, 7, 8, 11, 16, 17, 65]
 
 
 def matrices(n, *, near_identity, lanes=(6,)):

@@ -12,6 +12,7 @@ from flowjax.bijections import AbstractBijection
 from jax import lax
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
+from ddnf.flow import hidden as hidden_units
 from ddnf.flow.field import MLPField, Velocity
 from ddnf.flow.lanes import over_lanes
 from ddnf.flow.log_det import Exact, LogDet
@@ -257,7 +258,7 @@ def _forward(flow: DDNF, x, condition):
 
         return _scan_cells(cell, carry, flow)
 
-    return _scan_blocks(block, (x, jnp.zeros(x.shape[1:], x.dtype)), flow, condition)[0]
+    return _scan_blocks(_cheapest(block, flow, 1.0), (x, jnp.zeros(x.shape[1:], x.dtype)), flow, condition)[0]
 
 
 def _with_score(flow: DDNF, x, score, condition):
@@ -298,7 +299,8 @@ def _inverse(flow: DDNF, y, condition):
 
         return _scan_cells(cell, carry, flow)
 
-    x, log_det = _scan_blocks(block, (y, jnp.zeros(y.shape[1:], y.dtype)), flow, condition, reverse=True)[0]
+    start = y, jnp.zeros(y.shape[1:], y.dtype)
+    x, log_det = _scan_blocks(_cheapest(block, flow, -1.0), start, flow, condition, reverse=True)[0]
     warn_unless(jnp.all(jnp.isfinite(x) | ~jnp.isfinite(y)))
     return x, log_det
 
@@ -315,7 +317,22 @@ def _reverse(flow: DDNF, y, condition):
 
         return _scan_cells(cell, carry, flow)
 
-    return _scan_blocks(block, (y, jnp.zeros(y.shape[1:], y.dtype)), flow, condition, reverse=True)[0]
+    start = y, jnp.zeros(y.shape[1:], y.dtype)
+    return _scan_blocks(_cheapest(block, flow, -1.0), start, flow, condition, reverse=True)[0]
+
+
+def _cheapest(block, flow: DDNF, time: float):
+    """`block`, run among the hidden units of its field where that pays; `time` is 1, or -1 for a way back."""
+
+    def run(carry, velocity, index):
+        if not (flow.log_det.sees_eigenvalues_only and flow.takes_lanes and hidden_units.pays(velocity, flow.steps)):
+            return block(carry, velocity, index)
+        z, log_det = carry
+        start = hidden_units.enter(velocity, z), log_det
+        (state, log_det), visited = block(start, hidden_units.among_hidden(velocity), index)
+        return (hidden_units.leave(velocity, z, state, time=time), log_det), visited
+
+    return run
 
 
 def _scan_blocks(block, carry, flow: DDNF, condition, *, reverse: bool = False):

@@ -11,7 +11,9 @@ and everything the flow needs costs O(d r) + O(r^3). The r x r matrix B A is the
 A point is an array ``(dim,)``; further axes are lanes, points computed side by side: ``(dim, *lanes)``.
 """
 
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from functools import reduce
 from itertools import accumulate
 from math import prod, sqrt
 
@@ -66,7 +68,30 @@ class Context(eqx.Module):
         self.update = (update[0], update[1], update[2]) if update else None
 
 
-class Layer(eqx.Module):
+class AbstractLayer(eqx.Module):
+    """An affine layer."""
+
+    weight: eqx.AbstractVar[Float[Array, "out in"]]
+    offset: eqx.AbstractVar[Float[Array, "out *lanes"]]
+
+    @property
+    @abstractmethod
+    def plain(self) -> bool:
+        """Whether the weights are the same for every lane."""
+
+    @abstractmethod
+    def linear(self, x: Float[Array, "in *lanes"]) -> Float[Array, "out *more"]:
+        """The layer without its offset."""
+
+    @abstractmethod
+    def norm(self) -> Float[Array, "*lanes"]:
+        """An upper bound on the spectral norm (the norm itself where the layer is plain)."""
+
+    def __call__(self, x: Float[Array, "in *lanes"]) -> Float[Array, "out *lanes"]:
+        return _plus(self.linear(x), self.offset)
+
+
+class Layer(AbstractLayer):
     """One affine layer at a given condition."""
 
     weight: Float[Array, "out in"]
@@ -76,7 +101,6 @@ class Layer(eqx.Module):
 
     @property
     def plain(self) -> bool:
-        """Whether the weights are the same for every lane."""
         return self.scale is None and self.update is None
 
     def linear(self, x: Float[Array, "in *lanes"]) -> Float[Array, "out *more"]:
@@ -86,11 +110,7 @@ class Layer(eqx.Module):
             y = _plus(y, jnp.tensordot(left, _times(gate, jnp.tensordot(right, x, 1)), 1))
         return y if self.scale is None else _times(self.scale, y)
 
-    def __call__(self, x: Float[Array, "in *lanes"]) -> Float[Array, "out *lanes"]:
-        return _plus(self.linear(x), self.offset)
-
     def norm(self) -> Float[Array, "*lanes"]:
-        """An upper bound on the spectral norm (the norm itself where the layer is plain)."""
         norm = spectral_norm(self.weight)
         if self.update is not None:
             left, gate, right = self.update
@@ -130,7 +150,7 @@ class Linearization(eqx.Module):
             columns = _advance(field.layers[index], slope, columns)
             slope = self._slope_after(index)
         if len(columns) > 3 and columns[0].ndim == 1 and slope is not None:
-            return field.gain * jnp.einsum("ji,i...->ji...", jnp.stack(columns), slope)
+            return field.gain * jnp.einsum("ji,i...->ji...", jnp.asarray(columns), slope)
         return [field.gain * (c if slope is None else _times(slope, c)) for c in columns]
 
     def _slope_after(self, index):
@@ -148,9 +168,9 @@ class Velocity(eqx.Module):
         activation: name of the activation.
     """
 
-    layers: tuple[Layer, ...]
+    layers: tuple[AbstractLayer, ...]
     gain: Float[Array, "*lanes"]
-    start: list[Array] | None
+    start: Sequence[Array] | Array | None
     narrow: int = eqx.field(static=True)
     activation: str = eqx.field(static=True)
 
@@ -258,7 +278,7 @@ class MLPField(eqx.Module):
             layers = tuple(_modulated(w, b, context, condition) for w, b, context in parts)
         narrow = self._narrow()
         gain = jnp.ones((), self.weights[0].dtype)
-        return Velocity(layers, gain, _start(layers, narrow), narrow, self.activation)
+        return Velocity(layers, gain, first_columns(layers, narrow), narrow, self.activation)
 
     def jacobian_factors(
         self, z: Float[Array, " dim"], condition: Float[Array, " condition"] | None = None
@@ -313,7 +333,7 @@ def _modulated(weight, bias, context: Context, condition) -> Layer:
     return Layer(weight, offset, scale, update)
 
 
-def _start(layers: Sequence[Layer], narrow: int) -> list[Array] | None:
+def first_columns(layers: Sequence[AbstractLayer], narrow: int) -> Sequence[Array] | Array | None:
     """The columns of the core as far as they do not depend on z: those of the first layer after the cut.
 
     If that is the last layer, no activation follows it, and the first layer is taken in too.
@@ -321,20 +341,23 @@ def _start(layers: Sequence[Layer], narrow: int) -> list[Array] | None:
     r = layers[narrow].weight.shape[1]
     if r > _MOST_SEPARATE_COLUMNS:
         return None
-    columns = [layers[narrow].linear(e) for e in jnp.eye(r, dtype=layers[0].weight.dtype)]
-    return [layers[0].linear(c) for c in columns] if narrow == len(layers) - 1 else columns
+    taken = [layers[narrow], layers[0]] if narrow == len(layers) - 1 else [layers[narrow]]
+    eye = jnp.eye(r, dtype=layers[narrow].weight.dtype)
+    if r > 3 and all(layer.plain for layer in taken):
+        return reduce(lambda columns, layer: layer.linear(columns), taken, eye).T
+    return [reduce(lambda column, layer: layer.linear(column), taken, e) for e in eye]
 
 
 def _order(field: Velocity) -> list[int]:
     """The layers that the core's columns pass: from the cut to the output, then from the input to the cut.
 
-    The first of them is the last one that `_start` has taken in.
+    The first of them is the last one that `first_columns` has taken in.
     """
     order = [*range(field.narrow, len(field.layers)), *range(field.narrow)]
     return order[1:] if field.narrow == len(field.layers) - 1 else order
 
 
-def _advance(layer: Layer, slope: Array | None, columns: list[Array]) -> list[Array]:
+def _advance(layer: AbstractLayer, slope: Array | None, columns: Sequence[Array] | Array) -> list[Array]:
     """Carries the core's columns over the activation's slope and through a layer."""
     if slope is None:
         return [layer.linear(c) for c in columns]

@@ -38,6 +38,11 @@ class LogDet(eqx.Module):
         """Whether `step` takes many points side by side, ``(dim, *lanes)``, with Euler and an `MLPField`."""
         return False
 
+    @property
+    def sees_eigenvalues_only(self) -> bool:
+        """Whether the rule depends on the Jacobian by its eigenvalues other than zero; see `ddnf.flow.hidden`."""
+        return False
+
 
 class Exact(LogDet):
     """The exact log|det| of the step, for any field and solver.
@@ -54,6 +59,10 @@ class Exact(LogDet):
 
     @property
     def takes_lanes(self) -> bool:
+        return True
+
+    @property
+    def sees_eigenvalues_only(self) -> bool:
         return True
 
     def step(self, solver, velocity, z, *, dt, cell) -> Stepped:
@@ -122,6 +131,10 @@ class Taylor(_Probed):
         if order < 1:
             raise ValueError(f"Expected order of at least 1; got {order}.")
         self.order, self.probes, self.kind, self.key = order, probes, kind, key
+
+    @property
+    def sees_eigenvalues_only(self) -> bool:
+        return self.probes is None
 
     def step(self, solver, velocity, z, *, dt, cell) -> Stepped:
         if self.probes is None:
@@ -202,6 +215,10 @@ class Divergence(_Probed):
 
     def __init__(self, *, probes: int | None = None, kind: str = "gaussian", key: PRNGKeyArray | None = None):
         self.probes, self.kind, self.key = probes, kind, key
+
+    @property
+    def sees_eigenvalues_only(self) -> bool:
+        return self.probes is None
 
     def step(self, solver, velocity, z, *, dt, cell) -> Stepped:
         w = None if self.probes is None else self.draw(z, cell)

@@ -2,7 +2,7 @@
 
 A cell of the flow needs the determinant of one r x r matrix per sample, with r small. Batched LAPACK calls
 spend most of their time between matrices, so these routines work across the batch instead: closed forms up
-to 3 x 3, elimination by halves up to 16 x 16, LAPACK beyond.
+to 3 x 3, elimination by halves up to 8 x 8, by sweeps up to 64 x 64, LAPACK beyond.
 
 Matrices are laid out ``(r, r, *lanes)``: the batch, if there is one, comes last. Small ones may also come as
 rows of entries, which spares XLA the work of taking them apart again.
@@ -17,7 +17,11 @@ from jax import lax
 from jaxtyping import Array, Bool, Float
 
 LARGEST_CLOSED = 3
-_LARGEST_BY_HALVES = 16
+_LARGEST_BY_HALVES = 8
+_LARGEST_UNROLLED = 16
+_LARGEST_BY_SWEEPS = 64
+# How many rows are eliminated at once.
+_PIVOTS = 4
 
 Rows = Sequence[Sequence[Array]]
 
@@ -101,42 +105,118 @@ def _slog_det_and_inverse_jvp(primals, tangents):
 @partial(jax.jit, static_argnames="invert")
 def _eliminate(matrix, *, invert):
     """Sign, log|det| and inverse (None unless asked for)."""
-
-    def lapack():
+    if len(matrix) > _LARGEST_BY_SWEEPS:
         m = jnp.moveaxis(matrix, (0, 1), (-2, -1))
         inv = jnp.moveaxis(jnp.linalg.inv(m), (-2, -1), (0, 1)) if invert else None
         return *jnp.linalg.slogdet(m), inv
+    safe = jnp.array(True)
+    if len(matrix) <= _LARGEST_BY_HALVES:
+        *result, safe = _by_halves(matrix, safe, invert=invert)
+    elif len(matrix) <= _LARGEST_UNROLLED and not invert:
+        *result, safe = _by_shrinking(matrix, safe)
+    else:
+        *result, safe = _by_sweeps(matrix, safe, invert=invert)
+    # LAPACK wants matrices in one piece, and would have the layout of all around it changed.
+    return lax.cond(safe, lambda: tuple(result), lambda: _with_pivots(matrix, invert=invert))
 
-    if len(matrix) > _LARGEST_BY_HALVES:
-        return lapack()
-    *result, safe = _by_halves(matrix, jnp.array(True), invert=invert)
-    return lax.cond(safe, lambda: tuple(result), lapack)
+
+def _with_pivots(m: Float[Array, "n n *lanes"], *, invert: bool):
+    """Sign, log|det| and inverse by Gauss-Jordan elimination of [M, I] with partial pivoting: slow, and for any M."""
+    n, lanes = len(m), m.shape[2:]
+    eye = jnp.eye(n, dtype=m.dtype).reshape(n, n, *(1 for _ in lanes))
+    rows = jnp.arange(n).reshape(n, *(1 for _ in lanes))
+
+    def eliminate(k, state):
+        both, sign, log_abs = state
+        best = jnp.argmax(jnp.where(rows >= k, jnp.abs(both[:, k]), -1.0), axis=0)[None]
+        pivot_row = jnp.take_along_axis(both, best[:, None], axis=0)
+        both = jnp.where((rows == best)[:, None], both[k][None], both)
+        pivot = pivot_row[0, k]
+        pivot_row = pivot_row / jnp.where(pivot == 0, 1.0, pivot)
+        both = jnp.where((rows == k)[:, None], pivot_row, both - both[:, k, None] * pivot_row)
+        sign = sign * jnp.sign(pivot) * jnp.where(best[0] == k, 1.0, -1.0)
+        return both, sign, log_abs + jnp.log(jnp.abs(pivot))
+
+    both = jnp.concatenate([m, jnp.broadcast_to(eye, m.shape)], axis=1)
+    start = both, jnp.ones(lanes, m.dtype), jnp.zeros(lanes, m.dtype)
+    both, sign, log_abs = lax.fori_loop(0, n, eliminate, start)
+    inv = jnp.where(jnp.isfinite(log_abs), both[:, n:], jnp.inf) if invert else None
+    return sign, log_abs, inv
 
 
 def _by_halves(m: Float[Array, "n n *lanes"], safe: Bool[Array, ""], *, invert: bool):
     """Sign, log|det|, inverse (if asked for) and whether all went well, by block elimination without pivoting.
 
     The pivots of I + dt J are close to the identity unless a cell is close to a fold. Where a pivot block is
-    nearly singular or an entry has grown, elimination ends and `safe` is False: the caller asks LAPACK.
+    nearly singular or an entry has grown, `safe` is False: the caller takes pivots.
     """
     if len(m) <= LARGEST_CLOSED:
         return _pivot(m, safe)
     half = len(m) // 2
     a, b, c, d = m[:half, :half], m[:half, half:], m[half:, :half], m[half:, half:]
     sign_a, log_a, inv_a, safe = _by_halves(a, safe, invert=True)
-    right, left = _stage(safe, lambda: (_product(inv_a, b), _product(c, inv_a)), len(m))
-    schur = _stage(safe, lambda: d - _product(c, right), len(m))
-    sign_s, log_s, inv_s, safe = _by_halves(schur, safe, invert=invert)
+    right, left = _product(inv_a, b), _product(c, inv_a)
+    sign_s, log_s, inv_s, safe = _by_halves(d - _product(c, right), safe, invert=invert)
     sign, log_abs = sign_a * sign_s, log_a + log_s
     if not invert:
         return sign, log_abs, None, safe
-    corner = _stage(safe, lambda: _product(right, inv_s), len(m))
+    corner = _product(right, inv_s)
+    top = jnp.concatenate([inv_a + _product(corner, left), -corner], axis=1)
+    return sign, log_abs, jnp.concatenate([top, jnp.concatenate([-_product(inv_s, left), inv_s], axis=1)]), safe
 
-    def assemble():
-        top = jnp.concatenate([inv_a + _product(corner, left), -corner], axis=1)
-        return jnp.concatenate([top, jnp.concatenate([-_product(inv_s, left), inv_s], axis=1)], axis=0)
 
-    return sign, log_abs, _stage(safe, assemble, len(m)), safe
+def _by_shrinking(m: Float[Array, "n n *lanes"], safe: Bool[Array, ""]):
+    """As `_by_halves` without the inverse, a few pivots at a time; what is left of the matrix gets smaller."""
+    sign, log_abs = jnp.ones(m.shape[2:], m.dtype), jnp.zeros(m.shape[2:], m.dtype)
+    while len(m) > _PIVOTS:
+        pivot_sign, pivot_log, inv, safe = _stage(safe, _pivots, m, safe)
+        right, _ = _stage(safe, _eliminated, m, inv)
+        m = _stage(safe, _schur, m, right)
+        sign, log_abs = sign * pivot_sign, log_abs + pivot_log
+    last_sign, last_log, _, safe = _by_halves(m, safe, invert=False)
+    return sign * last_sign, log_abs + last_log, None, safe
+
+
+def _by_sweeps(m: Float[Array, "n n *lanes"], safe: Bool[Array, ""], *, invert: bool):
+    """As `_by_halves` by Gauss-Jordan sweeps, a few pivots each, in a loop that compiles once for any size."""
+    n = len(m)
+    m = _padded(m)
+
+    def sweep(_, state):
+        m, sign, log_abs, safe = state
+        pivot_sign, pivot_log, inv, safe = _stage(safe, _pivots, m, safe)
+        right, left = _stage(safe, _eliminated, m, inv)
+        rest = _stage(safe, _schur, m, right)
+        # The rows and columns that are done go last: the next ones are then the first, and n sweeps restore the order.
+        m = jnp.concatenate([jnp.concatenate([rest, -left], axis=1), jnp.concatenate([right, inv], axis=1)])
+        return m, sign * pivot_sign, log_abs + pivot_log, safe
+
+    start = m, jnp.ones(m.shape[2:], m.dtype), jnp.zeros(m.shape[2:], m.dtype), safe
+    inv, sign, log_abs, safe = lax.fori_loop(0, len(m) // _PIVOTS, sweep, start)
+    return sign, log_abs, inv[:n, :n] if invert else None, safe
+
+
+def _padded(m):
+    """The matrix with ones added on the diagonal, so that sweeps come out even."""
+    n, more = len(m), -len(m) % _PIVOTS
+    ones = jnp.eye(n + more, dtype=m.dtype)[:, n:]
+    ones = jnp.broadcast_to(ones.reshape(ones.shape + (1,) * (m.ndim - 2)), (n + more, more, *m.shape[2:]))
+    return jnp.concatenate([jnp.concatenate([m, jnp.swapaxes(ones[:n], 0, 1)]), ones], axis=1)
+
+
+def _pivots(m, safe):
+    """Sign, log|det| and inverse of the first few rows and columns, and whether all is well."""
+    return _by_halves(m[:_PIVOTS, :_PIVOTS], safe, invert=True)
+
+
+def _eliminated(m, inv):
+    """The first rows and the first columns, times the inverse of their pivots."""
+    return _product(inv, m[:_PIVOTS, _PIVOTS:]), _product(m[_PIVOTS:, :_PIVOTS], inv)
+
+
+def _schur(m, right):
+    """What is left of a matrix when its first rows are eliminated."""
+    return m[_PIVOTS:, _PIVOTS:] - _product(m[_PIVOTS:, :_PIVOTS], right)
 
 
 def _pivot(m, safe):
@@ -149,13 +229,12 @@ def _product(a, b):
     return sum(a[:, k, None] * b[None, k] for k in range(len(b)))
 
 
-def _stage(safe, compute, size):
-    """`compute()`; for larger matrices only where all is well so far, else zeros.
+def _stage(safe, compute, *arguments):
+    """`compute(*arguments)` where all is well so far, else zeros.
 
     The branch keeps XLA from fusing one stage of the elimination into each of its later uses, which would
-    compute it many times over: it makes 16 x 16 matrices several times faster, and 8 x 8 ones no faster.
+    compute it many times over: it makes large matrices several times faster, and 8 x 8 ones no faster.
     """
-    if size <= 8:
-        return compute()
-    shapes = jax.eval_shape(compute)
-    return lax.cond(safe, compute, lambda: jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes))
+    shapes = jax.eval_shape(compute, *arguments)
+    zeros = lambda *_: jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)  # noqa: E731
+    return lax.cond(safe, compute, zeros, *arguments)
