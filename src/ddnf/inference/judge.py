@@ -110,21 +110,23 @@ def complaints(
     return tuple(found)
 
 
+def random_starts(key: PRNGKeyArray, target: Target) -> list[Float[np.ndarray, " dim"]]:
+    """Where `missed_mode` looks for modes whatever the fit is: its searches may be done beforehand."""
+    return [target.start(jr.fold_in(key, number)) for number in range(_PROBES)]
+
+
 def missed_mode(key, flow, target, verdict, search) -> str | None:
     """Looks for modes outside of the fit, which its own draws can't show: from far and from random points."""
     points = np.asarray(draw(flow, key, EVALUATED)[0], float)
     center, deviation = points.mean(axis=0), points.std(axis=0)
     spread = np.repeat([1.0, 3.0, 10.0, 30.0], _PROBES // 4)[:, None]
     far = center + deviation * spread * generator(key).normal(size=(_PROBES, target.dim))
-    near = [target.start(jr.fold_in(key, number)) for number in range(_PROBES)]
     mean, covariance = center, np.atleast_2d(np.cov(points.T)) + 1e-12 * np.diag(deviation**2)
     precision = np.linalg.pinv(covariance)
     worst = None
-    for start in [*far, *near]:
-        if not search.is_finite(start):
-            continue
-        mode = search.climb(start)[-1]
-        if not search.is_mode(mode):
+    for start in [*far, *random_starts(key, target)]:
+        mode = search.mode_from(start)
+        if mode is None:
             continue
         distance = (mode - mean) @ precision @ (mode - mean)
         # A mode in the bulk of the fit is its own; so is one on its rim.

@@ -200,10 +200,11 @@ def fit_posterior(
         return exactly(trained if whiten is None else whiten.merge(trained))
 
     final = finish(whole)
+    ahead = [] if end is None else judge.random_starts(judge_key, target)
     for number in range(rounds):
         warm = int(temper * steps) if number == 0 else 0
         spread = jnp.asarray(1.0 if verdict is None or verdict.khat < judge.GOOD_KHAT else 1.5)
-        with _aside(judge.warm_up, judge_key, final):
+        with _aside(_prepare_judgement, judge_key, final, search, ahead):
             result = train.fit(
                 jr.fold_in(fit_key, number),
                 whole,
@@ -253,6 +254,12 @@ def _aside(function, *arguments):
         yield
     finally:
         thread.join()
+
+
+def _prepare_judgement(key, flow, search, starts):
+    judge.warm_up(key, flow)
+    for start in starts:
+        search.mode_from(start)
 
 
 def _make_once(dim, flow, end):

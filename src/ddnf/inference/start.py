@@ -42,6 +42,7 @@ class Search:
 
     def __init__(self, target: Target):
         self.target = target
+        self._modes: dict[bytes, np.ndarray | None] = {}
         try:
             self._value_and_gradient, self._hessian = _kept(target.log_density)
         except TypeError:  # a density that is no key of a dictionary, such as a module that holds arrays
@@ -78,6 +79,14 @@ class Search:
             options=dict(maxiter=1000, maxfun=2000, maxcor=20),
         )
         return np.stack([*way, self._polish(way[-1])])
+
+    def mode_from(self, start: np.ndarray) -> np.ndarray | None:
+        """The mode above `start`; None if the way leads to none. Each start is climbed from once."""
+        name = np.asarray(start, float).tobytes()
+        if name not in self._modes:
+            mode = self.climb(start)[-1] if self.is_finite(start) else None
+            self._modes[name] = mode if mode is not None and self.is_mode(mode) else None
+        return self._modes[name]
 
     def _polish(self, z: np.ndarray) -> np.ndarray:
         """A few of Newton's steps: L-BFGS stops early where the scales of the parameters differ much."""
