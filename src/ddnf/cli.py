@@ -14,7 +14,7 @@ import warnings
 import webbrowser
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import jax.numpy as jnp
 import jax.random as jr
@@ -248,6 +248,8 @@ def reproduce(
     models: tuple[str, ...] = (),
     seeds: tuple[int, ...] = (),
     dataset: tuple[str, ...] = (),
+    optimizer: Literal["adam", "sgd"] = "adam",
+    pixels: Literal["dynamic", "grey"] = "dynamic",
     data: Path | None = None,
 ) -> None:
     """Runs the paper's experiments: results as JSON, figures drawn from them, and a report.
@@ -261,12 +263,15 @@ def reproduce(
         seed: of the random numbers.
         models: of the auto-encoders, only these, such as plain ddnf+context.
         seeds: of the auto-encoders' runs, only these.
-        dataset: of the auto-encoders' images, only these, such as mnist or mnist-2.
+        dataset: of the auto-encoders' images, only these, such as mnist or mnist-2; or another set and dimension of the
+            latent space, such as frey-20.
+        optimizer: of the auto-encoders.
+        pixels: what auto-encoders see of images: lit or not, anew in each epoch of the training, or grey values.
         data: folder with files of images; else that of the variable DDNF_DATA.
     """
     require("matplotlib", "paper")
     from ddnf.paper import reproduce as paper
-    from ddnf.paper.vae import choose
+    from ddnf.paper.vae import changes, choose
 
     _key(seed)
     if data is not None:
@@ -274,7 +279,8 @@ def reproduce(
             raise ValueError(f"Expected a folder with data; got {str(data)!r}.")
         os.environ["DDNF_DATA"] = str(data)
     wanted = dict(vae=choose(models, seeds, dataset))
-    figures = paper.reproduce(names, output, profile=profile, seed=seed, resume=resume, wanted=wanted)
+    other = dict(vae=changes(profile, optimizer=optimizer, pixels=pixels, datasets=dataset))
+    figures = paper.reproduce(names, output, profile=profile, seed=seed, resume=resume, wanted=wanted, changes=other)
     page = paper.report(output)
     print(f"results         {', '.join(str(output / f'{name}.json') for name in figures)}")
     print(f"figures         {', '.join(str(path) for paths in figures.values() for path in paths)}")

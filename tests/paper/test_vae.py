@@ -14,6 +14,14 @@ from ddnf.targets import images
 from tests.paper.checks import check_shown
 
 
+def test_other_settings():
+    asked = dict(optimizer="adam", pixels="dynamic")
+    assert vae.changes("full", **asked, datasets=["mnist", "omniglot-40"]) == {}
+    assert vae.changes("full", optimizer="sgd", pixels="grey", datasets=[]) == dict(optimizer="sgd", pixels="grey")
+    with pytest.raises(ValueError, match="Expected sets like"):
+        vae.changes("full", **asked, datasets=["cifar-40"])
+
+
 def test_every_run_of_the_tables():
     names = [run.name for run in vae.runs(vae.PROFILES["full"])]
     assert len(set(names)) == len(names)

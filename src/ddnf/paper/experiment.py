@@ -80,14 +80,17 @@ def run(
     seed: int = 0,
     resume: bool = True,
     wanted: Callable[[str], bool] = lambda name: True,
+    changes: Mapping[str, Any] | None = None,
 ) -> Record:
     """Runs the parts of an experiment that are wanted and not in its file yet, each saved when it is done.
+
+    `changes` are settings other than those of the profile.
 
     Without `resume` whatever is in the file is replaced; with it, results of other settings are an error. Processes
     with different parts of one experiment may write to one folder.
     """
     out.mkdir(parents=True, exist_ok=True)
-    config = experiment.profiles[profile]
+    config = dataclasses.replace(experiment.profiles[profile], **(changes or {}))
     record = _begin(experiment.name, profile, config, seed)
     path = out / f"{experiment.name}.json"
     folder = out / f"{experiment.name}-checkpoints"

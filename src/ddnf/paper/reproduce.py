@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from PIL import Image
 
@@ -21,6 +22,7 @@ def reproduce(
     seed: int = 0,
     resume: bool = True,
     wanted: Mapping[str, Callable[[str], bool]] | None = None,
+    changes: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> dict[str, list[Path]]:
     """Runs the named experiments (or "all"), and draws their figures from the JSON alone.
 
@@ -31,6 +33,7 @@ def reproduce(
         seed: of the random numbers.
         resume: whether to take over the parts that are in the folder, made with the same settings and seed.
         wanted: for an experiment, which of its parts to run, by their names; all of them by default.
+        changes: for an experiment, settings other than those of the profile.
 
     Returns:
         For each experiment, the figures drawn.
@@ -40,7 +43,8 @@ def reproduce(
     drawn = {}
     for name, experiment in chosen.items():
         some = {} if wanted is None or name not in wanted else dict(wanted=wanted[name])
-        run(experiment, out, profile=profile, seed=seed, resume=resume, **some)
+        other = (changes or {}).get(name)
+        run(experiment, out, profile=profile, seed=seed, resume=resume, changes=other, **some)
         drawn[name] = draw(experiment, out)
     return drawn
 

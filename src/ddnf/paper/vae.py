@@ -127,7 +127,8 @@ def parts(config: Config, seed: int) -> dict[str, Callable[[Path], dict[str, Any
 
 def tables(record: Record) -> list[Table]:
     """The tables, with how many of the runs are in them."""
-    planned, done = len(runs(PROFILES[record["profile"]])), len(record["parts"])
+    settings: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in record["config"].items()}
+    planned, done = len(runs(Config(**settings))), len(record["parts"])
     missing = "" if done == planned else f" So far {done} of {planned} runs of this profile are done."
     return [table._replace(caption=table.caption + missing) for table in vae_shown.tables(record)]
 
@@ -153,6 +154,25 @@ def choose(models: Sequence[str], seeds: Sequence[int], datasets: Sequence[str])
         )
 
     return wanted
+
+
+def changes(profile: Profile, *, optimizer: str, pixels: str, datasets: Sequence[str]) -> dict[str, Any]:
+    """Settings that differ from those of the profile; sets that it does not have are run alone.
+
+    Example:
+        >>> changes("full", optimizer="sgd", pixels="dynamic", datasets=["frey-20"])
+        {'optimizer': 'sgd', 'sets': ('frey-20',)}
+    """
+    config = PROFILES[profile]
+    asked = dict(optimizer=optimizer, pixels=pixels)
+    known = {*config.sets, *(name.rpartition("-")[0] for name in config.sets)}
+    if any(name not in known for name in datasets):
+        for name in datasets:
+            kind, _, latent = name.rpartition("-")
+            if kind not in images.SETS or not latent.isdecimal() or int(latent) < 1:
+                raise ValueError(f"Expected sets like {', '.join((*config.sets, 'frey-20'))}; got {name!r}.")
+        asked |= dict(sets=tuple(datasets))
+    return {name: value for name, value in asked.items() if getattr(config, name) != value}
 
 
 def _part(config: Config, seed: int, run: Run, checkpoint: Path) -> dict[str, Any]:
