@@ -1,0 +1,10 @@
+"""Import this before JAX or PyTorch: this process and its children keep to one core and to one thread in each library."""
+
+import os
+
+os.environ["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false"
+for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+    os.environ[name] = "1"
+if hasattr(os, "sched_setaffinity"):
+    # The last core: interrupts tend to go to the first.
+    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
