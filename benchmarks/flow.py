@@ -1,6 +1,6 @@
 """Speed of the flow's training step, as ratios within one run on one core.
 
-    python benchmarks/flow.py [--quick]
+    python benchmarks/flow.py [--seconds 10]
 
 A training step is the value and the gradient of mean(|y|^2 / 2 - log det) over a batch, in float32. The
 contestants of one comparison run in turn, so that a noisy machine disturbs them alike; times are medians.
@@ -15,7 +15,6 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-import benchmarks.one_core  # noqa: I001  # before JAX
 
 import jax
 import jax.numpy as jnp
@@ -88,12 +87,11 @@ def compile_growth(*, repetitions):
 
 def main():
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="a tenth of the time")
+    parser.add_argument("--seconds", type=float, default=10.0, help="for each comparison, compilation apart")
     parser.add_argument("--out", type=Path, default=Path(__file__).with_name("flow.json"))
     arguments = parser.parse_args()
-    seconds = 1 if arguments.quick else 10
-    rows: list[dict] = [compare(*row, seconds=seconds) for row in tqdm(COMPARISONS, desc="benchmarks")]
-    rows.append(compile_growth(repetitions=1 if arguments.quick else 5))
+    rows: list[dict] = [compare(*row, seconds=arguments.seconds) for row in tqdm(COMPARISONS, desc="benchmarks")]
+    rows.append(compile_growth(repetitions=max(1, round(arguments.seconds / 2))))
     print("| comparison | dim | hidden | batch | first | second | ratio | bound |\n|---|---|---|---|---|---|---|---|")
     for row in rows:
         unit = "ms" if "first_ms" in row else "s"
@@ -101,7 +99,7 @@ def main():
         setting = " | ".join(str(row.get(name, "")) for name in ("dim", "hidden", "batch"))
         print(f"| {row['comparison']} | {setting} | {times} | {row['ratio']:.4g} | {row['bound']:.4g} |")
     result = dict(
-        command="python benchmarks/flow.py" + (" --quick" if arguments.quick else ""),
+        command=f"python benchmarks/flow.py --seconds {arguments.seconds:g}",
         jax=jax.__version__,
         python=platform.python_version(),
         machine=platform.machine(),

@@ -1,4 +1,7 @@
-"""The contestants in JAX: ours, Diffrax, bijx, jflows and FlowJAX, each as a map of a batch with its log-determinant."""
+"""The contestants in JAX: ours, Diffrax, bijx, jflows and FlowJAX, as maps of a batch with log-determinants."""
+
+# The peers are in an environment of their own.
+# pyright: reportMissingImports=false
 
 from collections.abc import Callable
 from functools import partial
@@ -161,9 +164,7 @@ def spline_maf(size: dict[str, Any]) -> Map:
 
 def bnaf(size: dict[str, Any]) -> Map:
     """FlowJAX's with its defaults; quick from points to noise, bisection back."""
-    return of_bijection(
-        block_neural_autoregressive_flow(jr.key(0), base_dist=StandardNormal((size["dim"],))).bijection
-    )
+    return of_bijection(block_neural_autoregressive_flow(jr.key(0), base_dist=StandardNormal((size["dim"],))).bijection)
 
 
 _EULER = partial(diffrax_cnf, solver=diffrax.Euler, evaluations=1)

@@ -1,4 +1,4 @@
-"""Import this before JAX or PyTorch: this process and its children keep to one core and to one thread in each library."""
+"""Import this before JAX or PyTorch: it keeps this process and its children to one core, and libraries to one thread."""
 
 import os
 

@@ -4,7 +4,7 @@ A cell with a field of L layers W_1 ... W_L on a batch of n points in d dimensio
 
 - the map: W_l h for each layer and point, that is W_l times (width, n), and tanh of what comes out of all but the last;
 - the Jacobian that the exact log-determinant is of: W_L D ... D W_2 (D W_1), that is, W_l for l > 1 times (width, n d)
-  from the right or from the left, whichever end is narrower. D, a diagonal of tanh', is no product.
+  where the narrowest layer is the first (the determinant allows it). D, a diagonal of tanh', is no product.
 
 The gradient has two products of the same size for each of these: one for what went in, one for the weights. What an
 implementation computes again to save memory, and the elimination of the small matrices, do not count.
@@ -48,13 +48,15 @@ def backward(shape: Shape) -> list[Shape]:
 
 
 def prepare(part: str, size: dict[str, Any]) -> tuple[Callable[[], Any], dict[str, Any]]:
-    """The work of `repeats` cells: "products" or "tanh"."""
+    """The work of `repeats` cells: "products", "products of the map alone" or "tanh"."""
     repeats, batch, hidden = size["repeats"], size["batch"], size["hidden"]
     if part == "tanh":
         h = jr.normal(jr.key(0), (repeats, sum(hidden), batch))
         step = compiled(jnp.tanh, h)
         return step.run, dict(compile_seconds=step.compile_seconds)
     forward = products(size["dim"], hidden, batch)
+    if part != "products":
+        forward = forward[: len(hidden) + 1]
     shapes = [shape for one in forward for shape in (one, *backward(one))]
     runs = [_product(shape, repeats) for shape in shapes]
     return lambda: [run() for run in runs], dict(flops=2 * repeats * sum(map(prod, shapes)))

@@ -38,9 +38,7 @@ def training_step(
     rule: LogDet, size: dict[str, Any], batch: int, *, blocks: int = 8, steps: int = 8, recompute: Any = "cells"
 ) -> Step:
     """Ours. `size` holds dim and hidden."""
-    flow = ddnf.DDNF(
-        jr.key(0), blocks=blocks, steps=steps, log_det=rule, output_scale=0.5, recompute=recompute, **size
-    )
+    flow = ddnf.DDNF(jr.key(0), blocks=blocks, steps=steps, log_det=rule, output_scale=0.5, recompute=recompute, **size)
     x = jr.normal(jr.key(1), (batch, size["dim"]))
     keys = jr.split(jr.key(2), batch)
     arrays, static = eqx.partition(flow, eqx.is_inexact_array)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -44,8 +45,10 @@ def torchflows_map(size: dict[str, Any], *, name: str) -> Map:
         flow, options = ffjord.FFJORD(event), dict(options=dict(step_size=RK4_STEPS / _cells(size)))
     # Its own constructor has no fields with one hidden layer, and always one more layer than it is told.
     widths = [size["dim"], *size["hidden"], size["dim"]]
-    layers = [ConcatLinear((a,), (b,)) for a, b in zip(widths[:-1], widths[1:], strict=True)]
-    flow.f.forward_model = TimeDerivativeSequential([part for layer in layers for part in (layer, base.TimeTanh())][:-1])
+    layers = [ConcatLinear((a,), (b,)) for a, b in pairwise(widths)]
+    flow.f.forward_model = TimeDerivativeSequential(
+        [part for layer in layers for part in (layer, base.TimeTanh())][:-1]
+    )
     return Map(flow, lambda x: flow.inverse(x, **options), lambda x: flow.forward(x, **options))
 
 
