@@ -5,6 +5,10 @@
 Everything runs on one core. `--only` does some of the parts again and keeps the others of an earlier run.
 """
 
+from benchmarks import one_core
+
+one_core.keep()
+
 import argparse
 import importlib.metadata
 import json

@@ -15,6 +15,9 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from benchmarks import one_core
+
+one_core.keep()
 
 import jax
 import jax.numpy as jnp

@@ -20,7 +20,7 @@ Rate = tuple[float, int]
 
 def noise() -> np.ndarray:
     """Standard normal points, evenly spread."""
-    uniform = qmc.Sobol(2, seed=0).random_base2(15)
+    uniform = qmc.Sobol(2, rng=0).random_base2(15)
     return norm.ppf(np.clip(uniform, 1e-6, 1 - 1e-6)).astype(np.float32)
 
 

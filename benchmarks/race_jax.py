@@ -3,6 +3,10 @@
 python -m benchmarks.race_jax NAME energy1 [--limit SECONDS]
 """
 
+from benchmarks import one_core
+
+one_core.keep()
+
 import time
 from collections.abc import Callable
 from functools import partial
@@ -15,7 +19,7 @@ import jax.random as jr
 import optax
 from flowjax.bijections import RationalQuadraticSpline
 from flowjax.distributions import StandardNormal
-from flowjax.flows import block_neural_autoregressive_flow, masked_autoregressive_flow
+from flowjax.flows import masked_autoregressive_flow
 
 import ddnf
 from benchmarks import race
@@ -38,14 +42,8 @@ def spline_maf(key: Any) -> Any:
     ).bijection
 
 
-def bnaf(key: Any) -> Any:
-    # FlowJAX's, quick from noise to points.
-    return block_neural_autoregressive_flow(
-        key, base_dist=StandardNormal((2,)), nn_block_dim=16, invert=False
-    ).bijection
-
-
 def of_table(name: str, layers: int) -> Callable[[Any], Any]:
+    """A rival of `ddnf.baselines`: BNAF is FlowJAX's network, the continuous flow is solved by Diffrax."""
     return lambda key: baselines.make(name, key, 2, layers)
 
 
@@ -72,7 +70,7 @@ def scanned(build: Callable, rate: race.Rate, energy: str, limit: float, seed: i
     program = jax.jit(stretch).lower(carry, jnp.asarray(0)).compile()
     compile_seconds = time.perf_counter() - start
     kl = _judge(static, energy)
-    course = dict(carry=carry, first=0)
+    course: dict[str, Any] = dict(carry=carry, first=0)
 
     def train():
         course["carry"] = jax.block_until_ready(program(course["carry"], jnp.asarray(course["first"])))
@@ -109,7 +107,7 @@ CONTESTANTS: dict[str, Callable[[str, float, int], dict]] = {
     "ours": partial(scanned, ours, (2e-2, 1500)),
     "ours, fit_posterior": fit_posterior,
     "FlowJAX MAF-RQS": partial(scanned, spline_maf, (5e-3, 2000)),
-    "FlowJAX BNAF": partial(scanned, bnaf, (1e-2, 4000)),
+    "FlowJAX BNAF": partial(scanned, of_table("bnaf", 2), (2e-2, 4000)),
     "Diffrax CNF": partial(scanned, of_table("cnf", 1), (1e-2, 1000)),
     "planar": partial(scanned, of_table("planar", 32), (2e-2, 8000)),
 }

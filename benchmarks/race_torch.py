@@ -3,6 +3,13 @@
 python -m benchmarks.race_torch NAME energy1 [--limit SECONDS]
 """
 
+# The peers are in an environment of their own.
+# pyright: reportMissingImports=false
+
+from benchmarks import one_core
+
+one_core.keep()
+
 from collections.abc import Callable
 from functools import partial
 

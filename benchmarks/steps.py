@@ -30,7 +30,7 @@ def compiled(function: Callable, *arguments: Any) -> Step:
     start = time.perf_counter()
     program = jax.jit(function).lower(*arguments).compile()
     seconds = time.perf_counter() - start
-    memory = program.memory_analysis()
+    memory: Any = program.memory_analysis()
     return Step(lambda: jax.block_until_ready(program(*arguments)), seconds, int(memory.temp_size_in_bytes))
 
 

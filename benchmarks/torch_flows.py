@@ -1,5 +1,8 @@
 """The contestants in PyTorch: torchflows, Zuko and normflows, each as a map of a batch with its log-determinant."""
 
+# The peers are in an environment of their own.
+# pyright: reportMissingImports=false
+
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
@@ -18,14 +21,14 @@ class Map(NamedTuple):
 
     Attributes:
         draw: the first without the log-determinant, where the peer can leave it out.
-        count: the field's evaluations since it was last asked, where the solver chooses its steps itself.
+        evaluations: the field's evaluations since it was last asked, where the solver chooses its steps itself.
     """
 
     module: torch.nn.Module
     forward: Callable
     backward: Callable
     draw: Callable | None = None
-    count: Callable[[], int] | None = None
+    evaluations: Callable[[], int] | None = None
 
 
 def _cells(size: dict[str, Any]) -> int:
@@ -120,11 +123,11 @@ def prepare(work: str, peer: str, size: dict[str, Any]) -> tuple[Callable[[], An
     facts: dict[str, Any] = dict(compile_seconds=0.0)
     if work == "step":
         facts["log_det_gradient"] = _log_det_gradient(flow, x)
-    if flow.count is not None:
+    if flow.evaluations is not None:
         with torch.no_grad():
-            flow.count()
+            flow.evaluations()
             (flow.backward if work == "log_prob" else flow.forward)(x)
-        facts["evaluations"] = flow.count()
+        facts["evaluations"] = flow.evaluations()
     return run, facts
 
 

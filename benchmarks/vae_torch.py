@@ -1,5 +1,8 @@
 """The auto-encoder of `ddnf.paper.vae_models` in PyTorch: plain, with Zuko's flows, and with Pyro's planar flow."""
 
+# The peers are in an environment of their own.
+# pyright: reportMissingImports=false
+
 from collections.abc import Callable
 from functools import partial
 from typing import Any
