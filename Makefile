@@ -27,8 +27,15 @@ check: lint types test
 reproduce: setup
 	$(BIN)/ddnf reproduce all --profile quick --out reproduced
 
-bench: setup
-	$(BIN)/python benchmarks/flow.py
+# The peers have an environment of their own, PyTorch among them. `make bench QUICK=1` takes three minutes.
+.venv-bench/.installed: pyproject.toml constraints.txt benchmarks/constraints.txt benchmarks/requirements.txt
+	$(PYTHON) -m venv .venv-bench
+	.venv-bench/bin/pip install --quiet --constraint constraints.txt --constraint benchmarks/constraints.txt \
+		--requirement benchmarks/requirements.txt --editable '.[paper]'
+	touch $@
+
+bench: .venv-bench/.installed
+	.venv-bench/bin/python -m benchmarks $(if $(QUICK),--quick) $(if $(ONLY),--only $(ONLY))
 
 clean:
-	rm -rf .venv .pytest_cache .ruff_cache build dist
+	rm -rf .venv .venv-bench .pytest_cache .ruff_cache build dist

@@ -1,32 +1,30 @@
 """Speed of the flow's training step, as ratios within one run on one core.
 
-    python benchmarks/flow.py [--quick]
+    python benchmarks/flow.py [--seconds 10]
 
 A training step is the value and the gradient of mean(|y|^2 / 2 - log det) over a batch, in float32. The
 contestants of one comparison run in turn, so that a noisy machine disturbs them alike; times are medians.
 Compilation is timed apart.
 """
 
-import os
-
-os.environ["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false"
-if hasattr(os, "sched_setaffinity"):
-    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-
 import argparse
 import json
 import platform
 import statistics
-import time
+import sys
 from pathlib import Path
 
-import equinox as eqx
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from benchmarks import one_core
+
+one_core.keep()
+
 import jax
 import jax.numpy as jnp
-import jax.random as jr
 from tqdm import tqdm
 
 import ddnf
+from benchmarks.steps import milliseconds, plain_step, training_step
 from ddnf.flow.log_det import LogDet
 
 
@@ -67,79 +65,9 @@ COMPARISONS = (
 )
 
 
-def training_step(rule, size, batch, *, blocks=8, steps=8):
-    """A compiled training step with its arguments, and the seconds it took to compile."""
-    flow = ddnf.DDNF(jr.key(0), blocks=blocks, steps=steps, log_det=rule, output_scale=0.5, **size)
-    x = jr.normal(jr.key(1), (batch, size["dim"]))
-    keys = jr.split(jr.key(2), batch)
-
-    def sample(flow, key, x):
-        y, log_det = ddnf.with_key(flow, key).transform_and_log_det(x)
-        return jnp.sum(y**2) / 2 - log_det
-
-    arrays, static = eqx.partition(flow, eqx.is_inexact_array)
-
-    def loss(arrays):
-        flow = eqx.combine(arrays, static)
-        return jnp.mean(jax.vmap(lambda k, x: sample(flow, k, x))(keys, x))
-
-    return _compiled(loss, arrays)
-
-
-def plain_step(size, batch, *, blocks=8, steps=8):
-    """What one would write first, without this library: a scan, the Jacobian by autodiff, LU."""
-    flow = ddnf.DDNF(jr.key(0), blocks=blocks, steps=steps, output_scale=0.5, **size)
-    weights, biases = flow.fields.weights, flow.fields.biases
-    x = jr.normal(jr.key(1), (batch, size["dim"]))
-
-    def cell(layers, z):
-        h = z
-        for weight, bias in layers[:-1]:
-            h = jnp.tanh(weight @ h + bias)
-        return z + (layers[-1][0] @ h + layers[-1][1]) / steps
-
-    def sample(parameters, x):
-        def one_cell(carry, layers):
-            z, log_det = carry
-            jacobian = jax.jacfwd(lambda z: cell(layers, z))(z)
-            return (cell(layers, z), log_det + jnp.linalg.slogdet(jacobian)[1])
-
-        def block(carry, layers):
-            return jax.lax.scan(lambda carry, _: (one_cell(carry, layers), None), carry, length=steps)
-
-        (y, log_det), _ = jax.lax.scan(block, (x, 0.0), list(zip(*parameters, strict=True)))
-        return jnp.sum(y**2) / 2 - log_det
-
-    def loss(parameters):
-        return jnp.mean(jax.vmap(lambda x: sample(parameters, x))(x))
-
-    return _compiled(loss, (weights, biases))
-
-
-def _compiled(loss, arrays):
-    start = time.perf_counter()
-    step = jax.jit(jax.value_and_grad(loss)).lower(arrays).compile()
-    return lambda: jax.block_until_ready(step(arrays)), time.perf_counter() - start
-
-
-def milliseconds(contestants, *, seconds):
-    """Median time of each of several functions, called in turn for about `seconds` in all."""
-    times = [[] for _ in contestants]
-    for run in contestants:
-        run()
-    end = time.perf_counter() + seconds
-    while time.perf_counter() < end or len(times[0]) < 3:
-        for run, record in zip(contestants, times, strict=True):
-            run()  # the caches are now its own, whoever came before
-            start = time.perf_counter()
-            run()
-            record.append(1e3 * (time.perf_counter() - start))
-    return [statistics.median(record) for record in times]
-
-
 def compare(name, size, batch, first, second, bound, *, seconds):
     steps = [training_step(rule, size, batch) if rule else plain_step(size, batch) for rule in (first, second)]
-    ours, theirs = milliseconds([run for run, _ in steps], seconds=seconds)
+    ours, theirs = milliseconds([step.run for step in steps], seconds=seconds)
     return dict(
         comparison=name,
         **size,
@@ -148,8 +76,8 @@ def compare(name, size, batch, first, second, bound, *, seconds):
         second_ms=theirs,
         ratio=ours / theirs,
         bound=bound,
-        first_compile_s=steps[0][1],
-        second_compile_s=steps[1][1],
+        first_compile_s=steps[0].compile_seconds,
+        second_compile_s=steps[1].compile_seconds,
     )
 
 
@@ -159,19 +87,18 @@ def compile_growth(*, repetitions):
     for _ in range(repetitions):
         for n, record in times.items():
             jax.clear_caches()
-            record.append(training_step(EXACT, size, 256, blocks=n, steps=n)[1])
+            record.append(training_step(EXACT, size, 256, blocks=n, steps=n).compile_seconds)
     small, large = (statistics.median(times[n]) for n in (2, 32))
     return dict(comparison="compile K=T=32 / K=T=2", first_s=large, second_s=small, ratio=large / small, bound=1.3)
 
 
 def main():
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="a tenth of the time")
+    parser.add_argument("--seconds", type=float, default=10.0, help="for each comparison, compilation apart")
     parser.add_argument("--out", type=Path, default=Path(__file__).with_name("flow.json"))
     arguments = parser.parse_args()
-    seconds = 1 if arguments.quick else 10
-    rows: list[dict] = [compare(*row, seconds=seconds) for row in tqdm(COMPARISONS, desc="benchmarks")]
-    rows.append(compile_growth(repetitions=1 if arguments.quick else 5))
+    rows: list[dict] = [compare(*row, seconds=arguments.seconds) for row in tqdm(COMPARISONS, desc="benchmarks")]
+    rows.append(compile_growth(repetitions=max(1, round(arguments.seconds / 2))))
     print("| comparison | dim | hidden | batch | first | second | ratio | bound |\n|---|---|---|---|---|---|---|---|")
     for row in rows:
         unit = "ms" if "first_ms" in row else "s"
@@ -179,7 +106,7 @@ def main():
         setting = " | ".join(str(row.get(name, "")) for name in ("dim", "hidden", "batch"))
         print(f"| {row['comparison']} | {setting} | {times} | {row['ratio']:.4g} | {row['bound']:.4g} |")
     result = dict(
-        command="python benchmarks/flow.py" + (" --quick" if arguments.quick else ""),
+        command=f"python benchmarks/flow.py --seconds {arguments.seconds:g}",
         jax=jax.__version__,
         python=platform.python_version(),
         machine=platform.machine(),

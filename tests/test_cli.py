@@ -333,3 +333,20 @@ def test_as_a_module(tmp_path):
     done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path, check=False)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("ddnf: ") and "none.ddnf" in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_bench_runs_make_in_the_checkout(folder, monkeypatch):
+    Path("benchmarks").mkdir()
+    Path("benchmarks/__main__.py").touch()
+    seen = []
+    monkeypatch.setattr(
+        subprocess, "run", lambda words, **_: seen.append(words) or subprocess.CompletedProcess(words, 0)
+    )
+    cli.main(["bench", "--quick", "--only", "steps", "growth"])
+    assert seen == [["make", "-C", str(Path.cwd()), "bench", "QUICK=1", "ONLY=steps growth"]]
+
+
+def test_bench_needs_a_checkout(folder, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["bench", "--folder", "nowhere"])
+    assert "Expected a checkout" in capsys.readouterr().err

@@ -8,6 +8,7 @@ import dataclasses
 import json
 import os
 import re
+import subprocess
 import sys
 import time
 import warnings
@@ -298,6 +299,27 @@ def report(results: Positional[Path], /) -> None:
     from ddnf.paper.report import write
 
     print(f"report          {write(results)}")
+
+
+@app.command
+def bench(*, quick: bool = False, only: tuple[str, ...] = (), folder: Path | None = None) -> None:
+    """Measures the speed beside that of other libraries, in an environment that is built for it: 20 minutes.
+
+    Args:
+        quick: fewer sizes and peers: 3 minutes.
+        only: some parts of it: steps, densities, growth, compiling, machine, vae, race, posteriors, flow.
+        folder: a checkout of the source; found by itself in the working folder, or where ddnf is installed from one.
+    """
+    places = [Path.cwd(), Path(__file__).parents[2]] if folder is None else [folder]
+    found = [place for place in places if (place / "benchmarks" / "__main__.py").exists()]
+    if not found:
+        raise ValueError(
+            f"Expected a checkout of the source, with its folder benchmarks; got {str(places[0])!r}: "
+            "run this in one, or name it with --folder."
+        )
+    words = ["make", "-C", str(found[0]), "bench", f"QUICK={'1' if quick else ''}", f"ONLY={' '.join(only)}"]
+    if code := subprocess.run(words, check=False).returncode:
+        sys.exit(code)
 
 
 def main(args: Sequence[str] | None = None) -> None:

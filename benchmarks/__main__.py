@@ -1,0 +1,77 @@
+"""Ours and the peers on the same work in one run: numbers, a table and pictures.
+
+    python -m benchmarks [--quick] [--only steps growth ...] [--out benchmarks]
+
+Everything runs on one core. `--only` does some of the parts again and keeps the others of an earlier run.
+"""
+
+from benchmarks import one_core
+
+one_core.keep()
+
+import argparse
+import importlib.metadata
+import json
+import os
+import platform
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+from benchmarks import report
+from benchmarks.alone import ALONE
+from benchmarks.turns import Workers
+from benchmarks.works import WORKS
+
+PARTS = (*WORKS, *ALONE)
+PACKAGES = (
+    *("ddnf", "jax", "equinox", "flowjax", "diffrax", "numpyro", "bijx", "jflows"),
+    *("torch", "torchflows", "torchdiffeq", "zuko", "normflows", "pyro-ppl"),
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="three minutes instead of twenty: fewer sizes and peers")
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="only these parts")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent)
+    options = parser.parse_args()
+    path = options.out / "results.json"
+    record = json.loads(path.read_text()) if path.exists() and set(options.only) != set(PARTS) else dict(parts={})
+    for name in PARTS:
+        if name in options.only:
+            record["parts"][name] = _part(name, quick=options.quick)
+            record |= _circumstances()
+            path.write_text(json.dumps(record, indent=1) + "\n")
+    record = json.loads(path.read_text())
+    for written in (path, *report.write(record, options.out)):
+        print(f"written to {written}")
+    print(report.verdicts(record))
+
+
+def _part(name: str, *, quick: bool) -> dict:
+    start = time.perf_counter()
+    if name in WORKS:
+        with Workers() as workers:
+            rows = WORKS[name](workers, quick=quick)
+    else:
+        rows = ALONE[name](quick=quick)
+    seconds = time.perf_counter() - start
+    print(f"{name}: {seconds:.0f} s", flush=True)
+    command = f"python -m benchmarks{' --quick' if quick else ''} --only {name}"
+    return dict(command=command, date=datetime.now(UTC).isoformat(timespec="seconds"), seconds=seconds, rows=rows)
+
+
+def _circumstances() -> dict:
+    versions = {name: importlib.metadata.version(name) for name in PACKAGES}
+    return dict(
+        command="make bench",
+        python=platform.python_version(),
+        machine=platform.machine(),
+        cores=os.cpu_count(),
+        versions=versions,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+"""The works in which every contestant has a process of its own: the race, the posteriors, and our own comparisons."""
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from tqdm import tqdm
+
+ROOT = Path(__file__).parents[1]
+RACERS = (
+    ("race_jax", "ours"),
+    ("race_jax", "ours, fit_posterior"),
+    ("race_jax", "FlowJAX MAF-RQS"),
+    ("race_jax", "FlowJAX BNAF"),
+    ("race_jax", "planar"),
+    ("race_jax", "Diffrax CNF"),
+    ("race_torch", "Zuko NSF"),
+    ("race_torch", "Zuko NAF"),
+)
+QUICK_RACERS = ("ours", "FlowJAX MAF-RQS", "planar", "Zuko NSF")
+POSTERIORS = ("eight_schools-eight_schools_noncentered", "kidiq-kidscore_momiq")
+METHODS = ("ours", "NUTS", "AutoIAFNormal", "AutoBNAFNormal")
+# What counts as within tolerance: of a mean in reference deviations, of a deviation relative to it.
+TOLERANCE = 0.05
+
+
+def race(*, quick: bool) -> list[dict]:
+    """Seconds until KL <= 0.01 on the two energies, compilation included, within 30 s.
+
+    Three seeds in turn; who has not got there with the first does not start again.
+    """
+    energies = ("energy1",) if quick else ("energy1", "energy2")
+    runs = [(module, peer, energy) for energy in energies for module, peer in RACERS]
+    if quick:
+        runs = [run for run in runs if run[1] in QUICK_RACERS]
+    rows = []
+    for seed in range(1 if quick else 3):
+        for module, peer, energy in tqdm(runs, desc=f"race {seed + 1}", leave=False):
+            words = ["-m", f"benchmarks.{module}", peer, energy, "--limit", "10" if quick else "30"]
+            rows.append(_row([*words, "--seed", str(seed)], dict(peer=peer, energy=energy, seed=seed)))
+        there = [(row["peer"], row["energy"]) for row in rows if row.get("reached")]
+        runs = [run for run in runs if run[1:] in there]
+    return rows
+
+
+def posteriors(*, quick: bool) -> list[dict]:
+    """Seconds from the model to 10,000 draws, and whether they are within tolerance, by `benchmarks/posteriors.py`."""
+    rows = []
+    for name in POSTERIORS[: 1 if quick else None]:
+        for method in tqdm(METHODS[: 2 if quick else None], desc=f"posteriors, {name}", leave=False):
+            found = _row([str(ROOT / "benchmarks" / "posteriors.py"), "--row", method, name], dict(posterior=name))
+            within = max(found.get("mean", 9.0), found.get("deviation", 9.0)) <= TOLERANCE
+            rows.append(dict(peer=method, **found, within=within))
+    return rows
+
+
+def flow(*, quick: bool) -> list[dict]:
+    """Our rules among themselves, by `benchmarks/flow.py`."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "flow.json"
+        seconds = "0.5" if quick else "4"
+        _run([str(ROOT / "benchmarks" / "flow.py"), "--seconds", seconds, "--out", str(out)])
+        return json.loads(out.read_text())["rows"]
+
+
+def _row(arguments: list[str], known: dict) -> dict:
+    """What a process says in its last line; or its error."""
+    try:
+        return known | json.loads(_run(arguments).splitlines()[-1])
+    except subprocess.CalledProcessError as error:
+        return known | dict(error=(error.stderr.strip().splitlines() or ["no message"])[-1][:300])
+
+
+def _run(arguments: list[str]) -> str:
+    done = subprocess.run([sys.executable, *arguments], cwd=ROOT, check=True, capture_output=True, text=True)
+    return done.stdout
+
+
+ALONE: dict[str, Callable[..., list[dict]]] = dict(race=race, posteriors=posteriors, flow=flow)

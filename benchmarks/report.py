@@ -1,0 +1,203 @@
+"""The table and the pictures, from the record alone.
+
+python -m benchmarks.report [benchmarks/results.json]
+"""
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks import summary
+
+AXES = dict(blocks="K", steps="T", batch="batch", dim="d (rank 8)", hidden="width (two layers)")
+_STEP_NOTE = """Value and gradient of mean(|y|^2 / 2 - log det), 64 cells (K = T = 8), batch 256, float32. Continuous
+peers have 64 evaluations of their field in constant steps; Zuko's solver chooses its own, which are counted. `ratio` is
+to ours, at equal evaluations. The last column, for PyTorch peers, is the largest derivative of the mean log-determinant
+by a parameter: 0 means that the peer does less work than is needed to train by likelihood."""
+
+
+def write(record: dict, folder: Path) -> list[Path]:
+    """Writes RESULTS.md and the pictures."""
+    pictures = [bars(record, folder / "bars.png"), lines(record, folder / "growth.png")]
+    text = "\n\n".join([*_opening(record), *_sections(record)])
+    page = folder / "RESULTS.md"
+    page.write_text(text + "\n")
+    return [page, *pictures]
+
+
+def verdicts(record: dict) -> str:
+    """Asked, measured, met."""
+    words = {True: "yes", False: "**no**", None: ""}
+    found = summary.verdicts(record)
+    return table(("asked", "measured", "met"), [(v.asked, v.measured, words[v.met]) for v in found])
+
+
+def table(header: Sequence[str], lines: Iterable[Sequence[Any]]) -> str:
+    """Markdown."""
+    every = [header, ["---"] * len(header), *lines]
+    return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in every)
+
+
+def _opening(record: dict) -> list[str]:
+    versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items())
+    parts = "; ".join(f"{name} `{part['command']}`, {part['date']}" for name, part in record["parts"].items())
+    return [
+        "# Speed",
+        f"Made by `{record['command']}` from `results.json`. One core; medians of runs taken in turn, with quartiles. "
+        f"Python {record['python']}, {record['machine']}; {versions}. Parts: {parts}.",
+        "## Asked and measured",
+        verdicts(record),
+        "![training steps](bars.png)",
+    ]
+
+
+def _sections(record: dict) -> list[str]:
+    return [
+        "## Training step",
+        _STEP_NOTE,
+        _step_table(record),
+        "## 100,000 samples, 100,000 log densities",
+        "d = 2, (16, 16) units, 64 cells; who is slow had fewer points, and its time is scaled.",
+        _density_table(record),
+        "## Until KL <= 0.01",
+        "Training from scratch on the toy energies, in one process each; looking at KL does not count.",
+        _race_table(record),
+        "## Posteriors of posteriordb",
+        "From the model to 10,000 draws; within tolerance: means and deviations within 0.05 of the reference.",
+        _posterior_table(record),
+        "## An epoch of the auto-encoder",
+        "600 steps of 100 images of random bytes, latent 40, the networks of the paper; scaled from a part of them.",
+        _timed_table(record, "vae"),
+        "## Growth",
+        _growth_table(record),
+        "![growth](growth.png)",
+        "## The machine",
+        "(64, 64) units, d = 40, batch 1,024; `benchmarks/roofline.py` says what the products are.",
+        _machine_table(record),
+        "## Ours among themselves",
+        "By `benchmarks/flow.py`: log-determinants against each other, and against the plain way.",
+        _flow_table(record),
+    ]
+
+
+def _ms(row: dict, name: str = "seconds") -> str:
+    return f"{1e3 * row[name]:.3g}" if name in row else ""
+
+
+def _spread(row: dict) -> str:
+    return f"{_ms(row)} ({_ms(row, 'low')} to {_ms(row, 'high')})" if "seconds" in row else row.get("error", "failed")
+
+
+def _step_table(record: dict) -> str:
+    lines = []
+    for row in summary.rows(record, "steps"):
+        size = {name: row[name] for name in ("dim", "hidden")}
+        quotient = summary.ratio(record, row["peer"], size)
+        shown = "" if quotient is None else f"{quotient:.3g}"
+        more = [row.get("evaluations", ""), shown, f"{row.get('compile_seconds', 0):.1f}", row.get("log_det_gradient")]
+        lines.append((row["dim"], row["hidden"], row["peer"], _spread(row), *("" if m is None else m for m in more)))
+    return table(("d", "units", "who", "ms", "evaluations", "ratio", "compile s", "log-det gradient"), lines)
+
+
+def _density_table(record: dict) -> str:
+    lines = [
+        (row["work"], row["peer"], _spread(row), row["batch"], f"{row.get('compile_seconds', 0):.1f}")
+        for row in summary.rows(record, "densities")
+    ]
+    return table(("work", "who", "ms", "points run", "compile s"), lines)
+
+
+def _race_table(record: dict) -> str:
+    lines = []
+    for row in summary.rows(record, "race"):
+        late = row.get("error") or f"not within {row.get('limit', 0):.0f} s"
+        end = f"{row['seconds']:.1f} s" if row.get("reached") else late
+        compiling = f"{row['compile_seconds']:.1f} s" if "compile_seconds" in row else ""
+        kl = f"{row['kl']:.4f}" if "kl" in row else ""
+        lines.append((row["energy"], row["peer"], row["seed"], end, compiling, row.get("steps", ""), kl))
+    return table(("energy", "who", "seed", "until KL <= 0.01", "of it compiling", "steps", "last KL"), lines)
+
+
+def _posterior_table(record: dict) -> str:
+    lines = []
+    for row in summary.rows(record, "posteriors"):
+        error = f"{row['mean']:.3f}, {row['deviation']:.1%}" if "mean" in row else row.get("error", "")
+        lines.append((row["posterior"], row["peer"], f"{row.get('seconds', 0):.1f}", error, row["within"]))
+    return table(("posterior", "who", "s", "worst mean, deviation", "within tolerance"), lines)
+
+
+def _timed_table(record: dict, part: str) -> str:
+    lines = [(row["peer"], _spread(row), row["steps"]) for row in summary.rows(record, part)]
+    return table(("who", "ms", "steps run"), lines)
+
+
+def _growth_table(record: dict) -> str:
+    shown = []
+    for axis, title in AXES.items():
+        slopes = [summary.slope(record, axis, figure) for figure in ("seconds", "bytes")]
+        values = ", ".join(f"{summary.grown(row)}: {_ms(row)}" for row in summary.rows(record, "growth", axis=axis))
+        shown.append((title, *("" if s is None else f"{s:.2f}" for s in slopes), values))
+    return table(("over", "slope of time", "slope of memory", "ms"), shown)
+
+
+def _machine_table(record: dict) -> str:
+    lines = []
+    for row in summary.rows(record, "machine"):
+        speed = f"{row['flops'] / row['seconds'] / 1e9:.1f}" if {"flops", "seconds"} <= row.keys() else ""
+        lines.append((row["peer"], _spread(row), speed))
+    shares = [summary.machine_share(record, part) for part in ("products", "products of the map alone")]
+    for name, share in zip(("all products and tanh", "the map's products and tanh"), shares, strict=True):
+        lines.append((f"ours / {name}", "" if share is None else f"{share:.2f} times", ""))
+    return table(("what", "ms", "Gflop/s"), lines)
+
+
+def _flow_table(record: dict) -> str:
+    lines = [
+        (row["comparison"], row.get("dim", ""), row.get("hidden", ""), f"{row['ratio']:.4g}", f"{row['bound']:.4g}")
+        for row in summary.rows(record, "flow")
+    ]
+    return table(("comparison", "d", "units", "ratio", "bound"), lines)
+
+
+def bars(record: dict, path: Path) -> Path:
+    """The training steps: a panel for each size."""
+    found = [row for row in summary.rows(record, "steps") if "seconds" in row]
+    sizes = list(dict.fromkeys((row["dim"], tuple(row["hidden"])) for row in found))
+    figure, axes = _figure(max(1, len(sizes)))
+    for ax, size in zip(axes, sizes, strict=False):
+        rows = [row for row in found if (row["dim"], tuple(row["hidden"])) == size][::-1]
+        colors = ["tab:red" if row["peer"] == "ours" else "tab:gray" for row in rows]
+        ax.barh([row["peer"] for row in rows], [1e3 * row["seconds"] for row in rows], color=colors)
+        ax.set(xscale="log", xlabel="ms", title=f"d = {size[0]}, units {size[1]}")
+    figure.savefig(path, dpi=100)
+    return path
+
+
+def lines(record: dict, path: Path) -> Path:
+    """Time and memory over each size, both axes logarithmic."""
+    figure, axes = _figure(len(AXES))
+    for ax, (axis, title) in zip(axes, AXES.items(), strict=True):
+        rows = [row for row in summary.rows(record, "growth", axis=axis) if "seconds" in row]
+        for name, factor, label in (("seconds", 1e3, "ms"), ("bytes", 1e-6, "MB")):
+            ax.loglog([summary.grown(r) for r in rows], [factor * r[name] for r in rows], "o-", label=label)
+        slope = summary.slope(record, axis)
+        ax.set(xlabel=title, title="" if slope is None else f"slope of time {slope:.2f}")
+        ax.legend()
+    figure.savefig(path, dpi=100)
+    return path
+
+
+def _figure(count: int) -> tuple[Any, list[Any]]:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(4.5 * count, 4), layout="constrained")
+    axes = figure.subplots(1, count, squeeze=False)
+    return figure, list(axes[0])
+
+
+if __name__ == "__main__":
+    source = Path(sys.argv[1] if len(sys.argv) > 1 else Path(__file__).with_name("results.json"))
+    for written in write(json.loads(source.read_text()), source.parent):
+        print(f"written to {written}")

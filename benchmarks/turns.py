@@ -1,0 +1,92 @@
+"""Contestants in turn: every one runs once, then every one again, so that a noisy machine disturbs them alike."""
+
+import dataclasses
+import statistics
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from tqdm import tqdm
+
+from benchmarks.worker import PeerError, Worker
+
+
+@dataclasses.dataclass(frozen=True)
+class Contestant:
+    """Who does which work of which size, in the worker with this module."""
+
+    module: str
+    peer: str
+    work: str
+    size: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        return f"{self.peer} | {self.work} | {self.size}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Patience:
+    """How often contestants run: `most` rounds, fewer for who has used up `seconds`, but `least` in any case."""
+
+    least: int
+    most: int
+    seconds: float
+
+
+FULL, QUICK = Patience(3, 15, 6.0), Patience(1, 5, 1.0)
+
+
+class Workers:
+    """One worker for each module, started when first asked for."""
+
+    def __init__(self):
+        self._workers: dict[str, Worker] = {}
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for worker in self._workers.values():
+            worker.stop()
+
+    def __getitem__(self, module: str) -> Worker:
+        if module not in self._workers:
+            self._workers[module] = Worker(module)
+        return self._workers[module]
+
+
+def take_turns(workers: Workers, contestants: Sequence[Contestant], patience: Patience, title: str) -> list[dict]:
+    """Times all contestants; a row for each, with an error where it failed."""
+    rows = []
+    for one in tqdm(contestants, desc=f"{title}, compiling", leave=False):
+        row = dict(work=one.work, peer=one.peer, **one.size)
+        try:
+            row |= workers[one.module].prepare(one.name, one.work, one.peer, one.size)
+        except PeerError as error:
+            row["error"] = str(error)
+        rows.append((one, row, []))
+    for number in tqdm(range(patience.most), desc=title, leave=False):
+        for one, row, times in rows:
+            if "error" not in row and _goes_on(times, number, patience):
+                times += _turn(workers[one.module], one, times)
+    for one, row, times in rows:
+        workers[one.module].drop(one.name)
+        if times:
+            row |= _figures(times)
+    return [row for _, row, _ in rows]
+
+
+def _goes_on(times: Iterable[float], number: int, patience: Patience) -> bool:
+    spent = sum(times)
+    return number < patience.least or spent * (number + 1) / number < patience.seconds
+
+
+def _turn(worker: Worker, one: Contestant, times: list[float]) -> list[float]:
+    last = times[-1] if times else 0.1
+    # Who takes long has the caches for itself soon enough; who is quick runs several times.
+    return worker.seconds(one.name, max(1, min(5, int(0.02 / last))), warm=last < 0.5)
+
+
+def _figures(times: list[float]) -> dict[str, Any]:
+    low, high = statistics.quantiles(times, n=4)[::2] if len(times) > 1 else (times[0], times[0])
+    return dict(seconds=statistics.median(times), low=low, high=high, runs=len(times))
