@@ -24,6 +24,7 @@ from benchmarks.turns import Workers
 from benchmarks.works import WORKS
 
 PARTS = (*WORKS, *ALONE)
+QUICK_PARTS = ("steps", "growth", "compiling", "machine", "vae", "race")
 PACKAGES = (
     *("ddnf", "jax", "equinox", "flowjax", "diffrax", "numpyro", "bijx", "jflows"),
     *("torch", "torchflows", "torchdiffeq", "zuko", "normflows", "pyro-ppl"),
@@ -33,13 +34,13 @@ PACKAGES = (
 def main() -> None:
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="three minutes instead of twenty: fewer sizes and peers")
-    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="only these parts")
+    parser.add_argument("--only", nargs="+", choices=PARTS, help="only these parts")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent)
     options = parser.parse_args()
     path = options.out / "results.json"
-    record = json.loads(path.read_text()) if path.exists() and set(options.only) != set(PARTS) else dict(parts={})
+    record = json.loads(path.read_text()) if options.only and path.exists() else dict(parts={})
     for name in PARTS:
-        if name in options.only:
+        if name in (options.only or (QUICK_PARTS if options.quick else PARTS)):
             record["parts"][name] = _part(name, quick=options.quick)
             record |= _circumstances()
             path.write_text(json.dumps(record, indent=1) + "\n")

@@ -60,8 +60,8 @@ def contest(make: Callable, transforms: int, rate: race.Rate, energy: str, limit
 
 
 CONTESTANTS: dict[str, Callable[[str, float, int], dict]] = {
-    "Zuko NSF": partial(contest, zuko.flows.NSF, 3, (2e-3, 2000)),
-    "Zuko NAF": partial(contest, zuko.flows.NAF, 2, (2e-3, 2000)),
+    "Zuko NSF": partial(contest, zuko.flows.NSF, 3, (1e-2, 1500)),
+    "Zuko NAF": partial(contest, zuko.flows.NAF, 2, (1e-2, 1500)),
 }
 
 if __name__ == "__main__":

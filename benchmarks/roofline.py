@@ -47,27 +47,47 @@ def backward(shape: Shape) -> list[Shape]:
     return [(k, m, n), (m, n, k)]
 
 
+# Columns of a piece of a batch, small enough for the caches.
+PIECE = 1024
+
+
 def prepare(part: str, size: dict[str, Any]) -> tuple[Callable[[], Any], dict[str, Any]]:
-    """The work of `repeats` cells: "products", "products of the map alone" or "tanh"."""
+    """The work of `repeats` cells: "tanh", or products.
+
+    "products" are taken in pieces that stay in the caches, "products, batch at once" are not, and "products of the map"
+    leave out the Jacobian.
+    """
     repeats, batch, hidden = size["repeats"], size["batch"], size["hidden"]
     if part == "tanh":
         h = jr.normal(jr.key(0), (repeats, sum(hidden), batch))
         step = compiled(jnp.tanh, h)
         return step.run, dict(compile_seconds=step.compile_seconds)
     forward = products(size["dim"], hidden, batch)
-    if part != "products":
+    if part == "products of the map":
         forward = forward[: len(hidden) + 1]
-    shapes = [shape for one in forward for shape in (one, *backward(one))]
-    runs = [_product(shape, repeats) for shape in shapes]
-    return lambda: [run() for run in runs], dict(flops=2 * repeats * sum(map(prod, shapes)))
+    longest = max(n for _, _, n in forward) if part == "products, batch at once" else PIECE
+    runs = [
+        _product(shape, repeats * pieces)
+        for m, k, n in forward
+        for pieces in (max(1, n // longest),)
+        for shape in ((m, k, n // pieces), *backward((m, k, n // pieces)))
+    ]
+    flops = 3 * 2 * repeats * sum(map(prod, forward))
+    return lambda: [run() for run in runs], dict(flops=flops)
 
 
 def _product(shape: Shape, repeats: int) -> Callable[[], Any]:
     """One product, `repeats` times in one program, each time with another factor on the smaller side."""
     m, k, n = shape
     left, right = jr.normal(jr.key(0), (m, k)), jr.normal(jr.key(1), (k, n))
-    if m < n:
-        many = jnp.stack([left * (1 + i) for i in range(repeats)])
-        return compiled(lambda many, right: jax.lax.map(lambda a: a @ right, many), many, right).run
-    many = jnp.stack([right * (1 + i) for i in range(repeats)])
-    return compiled(lambda many, left: jax.lax.map(lambda b: left @ b, many), many, left).run
+    is_left = m < n
+    scales = jnp.linspace(0.5, 1.0, repeats)
+
+    def total(scales, left, right):
+        # The sum keeps every product from being left out, and the results from going to memory.
+        def add(sum_, scale):
+            return sum_ + ((scale * left) @ right if is_left else left @ (scale * right)), None
+
+        return jax.lax.scan(add, jnp.zeros((m, n)), scales)[0]
+
+    return compiled(total, scales, left, right).run

@@ -158,9 +158,10 @@ def machine(workers: Workers, *, quick: bool) -> list[dict]:
     repeats = cells["blocks"] * cells["steps"]
     contestants = [
         Contestant(JAX, "ours", "step", dict(**_MACHINE, **cells)),
-        Contestant(JAX, "products of the map alone", "products", dict(**_MACHINE, repeats=repeats)),
-        Contestant(JAX, "products", "products", dict(**_MACHINE, repeats=repeats)),
-        Contestant(JAX, "tanh", "products", dict(**_MACHINE, repeats=repeats)),
+        *(
+            Contestant(JAX, part, "products", dict(**_MACHINE, repeats=repeats))
+            for part in ("products", "products, batch at once", "products of the map", "tanh")
+        ),
     ]
     return take_turns(workers, contestants, QUICK if quick else Patience(3, 9, 8.0), "the machine")
 
@@ -188,7 +189,7 @@ def vae(workers: Workers, *, quick: bool) -> list[dict]:
             steps = _STEPS.get(peer, 50 if quick else 300)
             contestants.append(Contestant(module, peer, "epoch", dict(batch=100, steps=steps, images=100 * steps)))
     if quick:
-        contestants = [one for one in contestants if "Zuko" not in one.peer and one.peer != "PyTorch plain + context"]
+        contestants = [one for one in contestants if one.peer in ("ours plain", "ours DDNF + context", "PyTorch plain")]
     rows = take_turns(workers, contestants, Patience(1, 3, 2.0) if quick else Patience(3, 7, 6.0), "auto-encoder")
     return [_scaled(row, EPOCH / row["steps"]) for row in rows]
 
