@@ -245,6 +245,7 @@ def reproduce(
     profile: Profile = "quick",
     output: Annotated[Path, arg(name="out", aliases=["-o"])] = Path("results"),
     resume: bool = True,
+    again: bool = False,
     seed: int = 0,
     models: tuple[str, ...] = (),
     seeds: tuple[int, ...] = (),
@@ -262,7 +263,8 @@ def reproduce(
         output: folder for results, figures and the report.
         resume: take over the parts in the folder that were made with the same settings and seed; or begin anew.
         seed: of the random numbers.
-        models: of the auto-encoders, only these, such as plain ddnf+context.
+        again: run these experiments anew, or of their parts those that the options below leave, and keep the rest.
+        models: of the auto-encoders, only these, such as plain ddnf+context; without them of the toy energies.
         seeds: of the auto-encoders' runs, only these.
         dataset: of the auto-encoders' images, only these, such as mnist or mnist-2; or another set and dimension of the
             latent space, such as frey-20.
@@ -272,16 +274,30 @@ def reproduce(
     """
     require("matplotlib", "paper")
     from ddnf.paper import reproduce as paper
-    from ddnf.paper.vae import changes, choose
+    from ddnf.paper import toy, vae
+    from ddnf.paper.compiling import compile_quickly
 
+    if profile == "smoke":
+        compile_quickly()
     _key(seed)
     if data is not None:
         if not data.is_dir():
             raise ValueError(f"Expected a folder with data; got {str(data)!r}.")
         os.environ["DDNF_DATA"] = str(data)
-    wanted = dict(vae=choose(models, seeds, dataset))
-    other = dict(vae=changes(profile, optimizer=optimizer, pixels=pixels, datasets=dataset))
-    figures = paper.reproduce(names, output, profile=profile, seed=seed, resume=resume, wanted=wanted, changes=other)
+    if "vae" in paper.choose(names):
+        wanted = dict(vae=vae.choose(models, seeds, dataset))
+    else:
+        wanted = dict(toy=toy.choose(models))
+    figures = paper.reproduce(
+        names,
+        output,
+        profile=profile,
+        seed=seed,
+        resume=resume,
+        again=again,
+        wanted=wanted,
+        changes=dict(vae=vae.changes(profile, optimizer=optimizer, pixels=pixels, datasets=dataset)),
+    )
     page = paper.report(output)
     print(f"results         {', '.join(str(output / f'{name}.json') for name in figures)}")
     print(f"figures         {', '.join(str(path) for paths in figures.values() for path in paths)}")

@@ -21,6 +21,7 @@ def reproduce(
     profile: Profile,
     seed: int = 0,
     resume: bool = True,
+    again: bool = False,
     wanted: Mapping[str, Callable[[str], bool]] | None = None,
     changes: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> dict[str, list[Path]]:
@@ -32,6 +33,7 @@ def reproduce(
         profile: "smoke", "quick" or "full".
         seed: of the random numbers.
         resume: whether to take over the parts that are in the folder, made with the same settings and seed.
+        again: whether to run the wanted parts anew, and keep the others.
         wanted: for an experiment, which of its parts to run, by their names; all of them by default.
         changes: for an experiment, settings other than those of the profile.
 
@@ -44,7 +46,7 @@ def reproduce(
     for name, experiment in chosen.items():
         some = {} if wanted is None or name not in wanted else dict(wanted=wanted[name])
         other = (changes or {}).get(name)
-        run(experiment, out, profile=profile, seed=seed, resume=resume, changes=other, **some)
+        run(experiment, out, profile=profile, seed=seed, resume=resume, again=again, changes=other, **some)
         drawn[name] = draw(experiment, out)
     return drawn
 
