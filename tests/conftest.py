@@ -10,7 +10,6 @@ from jaxtyping import install_import_hook
 jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_compilation_cache_dir", str(Path(__file__).parents[1] / ".jax_cache"))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
-jax.config.update("jax_disable_most_optimizations", True)  # compile in half the time
 
 with install_import_hook("ddnf", "beartype.beartype"):
     import ddnf
@@ -22,6 +21,7 @@ with install_import_hook("ddnf", "beartype.beartype"):
     import ddnf.cli
     import ddnf.inference.diagnostics
     import ddnf.inference.export
+    import ddnf.paper.compiling
     import ddnf.paper.reproduce
     import ddnf.paper.toy
     import ddnf.plot
@@ -30,7 +30,9 @@ with install_import_hook("ddnf", "beartype.beartype"):
     import ddnf.targets.cancer
     import ddnf.targets.images
     import ddnf.targets.toy
-    import ddnf.view  # noqa: F401
+    import ddnf.view
+
+ddnf.paper.compiling.compile_quickly()
 
 
 @pytest.fixture

@@ -266,8 +266,11 @@ def reproduce(
     """
     require("matplotlib", "paper")
     from ddnf.paper import reproduce as paper
+    from ddnf.paper.compiling import compile_quickly
     from ddnf.paper.vae import choose
 
+    if profile == "smoke":
+        compile_quickly()
     _key(seed)
     if data is not None:
         if not data.is_dir():

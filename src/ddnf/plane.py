@@ -75,7 +75,7 @@ def closeness(
     """
     points, log_p, area = _cells(plane)
     with jax.enable_x64(True):
-        flow = jax.tree.map(lambda leaf: leaf.astype(jnp.float64) if eqx.is_inexact_array(leaf) else leaf, flow)
+        flow = jax.tree.map(_doubled, flow)
         every = jnp.asarray(np.concatenate([points, plane.pixels()]))
         # The flow is an argument: others of the same structure need no compiling.
         log_density = np.asarray(judge.log_prob(Transformed(StandardNormal(flow.shape), flow), every))
@@ -88,6 +88,11 @@ def closeness(
     else:
         kl = np.mean(np.asarray(log_q) - np.asarray(judge.log_density(plane.log_density, jnp.asarray(z))))
     return Closeness(float(kl), mass, shades(np.exp(shown)))
+
+
+def _doubled(leaf):
+    """Numbers in double precision; by NumPy, which has nothing to compile for each shape."""
+    return jnp.asarray(np.asarray(leaf, np.float64)) if eqx.is_inexact_array(leaf) else leaf
 
 
 def shades(density: Float[np.ndarray, "..."]) -> Int[np.ndarray, "n n"]:

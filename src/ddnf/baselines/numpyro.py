@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
@@ -124,7 +125,8 @@ def nuts(
     infer = require("numpyro.infer", "numpyro")
     start_key, run_key = jr.split(key)
     sampler = infer.MCMC(
-        infer.NUTS(potential_fn=lambda z: -log_density(z)),
+        # Compiled as one: NumPyro's first look at it is outside of any compiled function.
+        infer.NUTS(potential_fn=jax.jit(lambda z: -log_density(z))),
         num_warmup=warmup,
         num_samples=samples,
         num_chains=chains,

@@ -152,7 +152,8 @@ def fit(
         reason = _reason(state, stretch, steps, patience)
         while reason is None:
             start = time.perf_counter()
-            state = jax.block_until_ready(_run(run, state, static, data, held_out, key))
+            inputs = _inputs(key, state.stretch, data, stretch, batch)
+            state = jax.block_until_ready(_run(run, state, static, data, held_out, inputs))
             seconds.append(time.perf_counter() - start)
             _show(bar, state, run)
             reason = _reason(state, stretch, steps, patience)
@@ -177,12 +178,12 @@ class _Stretch(NamedTuple):
 
 
 @eqx.filter_jit
-def _run(run: _Stretch, state: State, static: PyTree, data: PyTree, held_out: PyTree, key: PRNGKeyArray) -> State:
+def _run(run: _Stretch, state: State, static: PyTree, data: PyTree, held_out: PyTree, inputs: PyTree) -> State:
     def loss(arrays, draw):
         return run.loss(eqx.combine(arrays, static), draw)
 
     def iterate(carry, inputs):
-        step, key, index = inputs
+        step, (key, index) = inputs
         arrays, memory, average = carry
         draw = Draw(key, step, jax.tree.map(lambda a: a[index], data))
         value, gradient = jax.value_and_grad(loss)(arrays, draw)
@@ -196,11 +197,9 @@ def _run(run: _Stretch, state: State, static: PyTree, data: PyTree, held_out: Py
         carry = jax.tree.map(lambda a, b: jnp.where(finite & within, a, b), new, carry)
         return carry, (jnp.where(finite & within, value, 0.0), finite & within, within)
 
-    step_key, row_key = jr.split(jr.fold_in(key, state.stretch))
     steps = state.stretch * run.length + jnp.arange(run.length)
-    inputs = steps, jr.split(step_key, run.length), _rows(row_key, data, run.length, run.batch)
     carry = state.parameters, state.memory, state.average
-    (arrays, memory, average), (losses, finite, within) = lax.scan(iterate, carry, inputs)
+    (arrays, memory, average), (losses, finite, within) = lax.scan(iterate, carry, (steps, inputs))
     mean = jnp.sum(losses) / jnp.sum(finite)
     candidate = arrays if run.average is None else average
     values = mean if run.validate is None else run.validate(eqx.combine(candidate, static), held_out)
@@ -224,15 +223,27 @@ def _run(run: _Stretch, state: State, static: PyTree, data: PyTree, held_out: Py
     )
 
 
+def _inputs(key, stretch, data, length, batch) -> tuple[PyTree, Int[Array, "steps batch"] | None]:
+    """A key and row numbers for each step of a stretch."""
+    count = None if data is None else jax.tree.leaves(data)[0].shape[0]
+    return _drawn(key, stretch, count, length, batch)
+
+
+@eqx.filter_jit
+def _drawn(key, stretch, count, length, batch):
+    # Apart from `_run`: random numbers take the compiler long, and these are the same program for every model.
+    step_key, row_key = jr.split(jr.fold_in(key, stretch))
+    return jr.split(step_key, length), _rows(row_key, count, length, batch)
+
+
 def _averaged(average, arrays, kept):
     return None if average is None else jax.tree.map(lambda a, b: kept * a + (1 - kept) * b, average, arrays)
 
 
-def _rows(key, data, length, batch):
+def _rows(key, count, length, batch):
     """Row numbers for each step of a stretch, from as many permutations as it takes: all rows are seen equally."""
-    if data is None:
+    if count is None:
         return None
-    count = jax.tree.leaves(data)[0].shape[0]
     batch = min(batch, count)
     keys = jr.split(key, -(-length * batch // count))
     rows = jax.vmap(lambda key: jr.permutation(key, count))(keys)

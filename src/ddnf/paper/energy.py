@@ -3,6 +3,7 @@
 import dataclasses
 import warnings
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from typing import Any
 
 import equinox as eqx
@@ -146,10 +147,11 @@ def binned_kl(key: PRNGKeyArray, flow: DDNF, *, draws: int, resolution: int = 20
     return float(np.sum(share[occupied] * (np.log(share[occupied]) - _log_masses(resolution)[occupied])))
 
 
+@lru_cache
 def _log_masses(resolution: int) -> Float[np.ndarray, "n n"]:
     """The logarithm of the energy's mass in each square, by 4 x 4 midpoints."""
     grid, area = plane_grid(ENERGY.bound, 4 * resolution)
-    values = jax.vmap(ENERGY.log_density)(grid.reshape(-1, 2)).reshape(resolution, 4, resolution, 4)
+    values = jax.jit(jax.vmap(ENERGY.log_density))(grid.reshape(-1, 2)).reshape(resolution, 4, resolution, 4)
     return np.asarray(jax.nn.logsumexp(values, axis=(1, 3))) + np.log(area)
 
 

@@ -41,7 +41,7 @@ class Config:
 
 
 PROFILES: dict[Profile, Config] = {
-    "smoke": Config(steps=300, draws=20_000),
+    "smoke": Config(("energy2",), steps=300, draws=20_000),
     "quick": Config(steps=2000),
     "full": Config(tuple(ENERGIES)),
 }

@@ -51,7 +51,12 @@ class Config:
 
 PROFILES: dict[Profile, Config] = {
     "smoke": Config(
-        Settings(steps=1500, batch=64, cells=4, starts=1), ("ddnf", "ddnf-wide", "planar"), (2,), others=(), equal=()
+        Settings(steps=1500, batch=64, cells=4, starts=1),
+        ("ddnf", "ddnf-wide", "planar"),
+        (2,),
+        ("energy2",),
+        others=(),
+        equal=(),
     ),
     "quick": Config(_FEWER, (*_QUICK, "affine"), (2,), others=(), equal=(2,)),
     # Of the two spline flows only the one that is quick to draw from.

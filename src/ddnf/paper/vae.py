@@ -230,11 +230,8 @@ def _shown(key, vae: VAE, data: images.Images, test: np.ndarray) -> dict[str, An
     sample_key, again_key, plane_key = jr.split(key, 3)
     some = np.linspace(0, len(test) - 1, 10).astype(int)
     given = jnp.asarray(test[some], jnp.result_type(float))
-    shown = dict(
-        samples=_bytes(vae.sample(sample_key, 20)),
-        given=_bytes(given),
-        again=_bytes(vae.reconstruct(again_key, given)),
-    )
+    samples, again = eqx.filter_jit(lambda vae: (vae.sample(sample_key, 20), vae.reconstruct(again_key, given)))(vae)
+    shown = dict(samples=_bytes(samples), given=_bytes(given), again=_bytes(again))
     if data.labels is not None and vae.latent == 2:
         many = np.linspace(0, len(test) - 1, 1500).astype(int)
         before, after = _plane(vae, plane_key, jnp.asarray(test[many], jnp.result_type(float)))
