@@ -221,7 +221,8 @@ def test_hutchinson_is_unbiased_and_deterministic():
         )
 
     (y, log_det), (_, reverse), (exact_y, exact_log_det) = run(x)
-    assert_allclose(reverse[::-1], log_det, atol=0)
+    # The same probes; the steps are common to the batch, whose order they depend on by rounding.
+    assert_allclose(reverse[::-1], log_det, atol=1e-9)
     assert_allclose(y, exact_y, atol=1e-3)
     error = np.asarray(log_det - exact_log_det)
     assert error.std() > 1e-2

@@ -2,7 +2,7 @@
 
 from ddnf.baselines.affine import DiagonalAffine, FullAffine
 from ddnf.baselines.householder import Householder
-from ddnf.baselines.ode import CNF, exactly
+from ddnf.baselines.ode import CNF, exactly, loosely
 from ddnf.baselines.planar import Planar
 from ddnf.baselines.radial import Radial
 from ddnf.baselines.sigmoidal import DeepSigmoidal
@@ -21,5 +21,6 @@ __all__ = [
     "Rival",
     "Sylvester",
     "exactly",
+    "loosely",
     "make",
 ]

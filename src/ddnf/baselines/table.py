@@ -116,6 +116,10 @@ def _masked(transformer, key, dim, layers, condition_dim, size):
     return masked(key, dim, transformer=transformer(), layers=layers, condition_dim=condition_dim, size=size)
 
 
+def _continuous(hutchinson, key, dim, layers, condition_dim, size):
+    return CNF(key, dim, layers=layers, condition_dim=condition_dim, size=size, hutchinson=hutchinson)
+
+
 def _inverted(build, *arguments):
     return Invert(build(*arguments))
 
@@ -207,7 +211,7 @@ RIVALS = {
     "cnf": Rival(
         "CNF",
         "Chen et al., 2018",
-        partial(_stacked, CNF),
+        partial(_continuous, False),
         64,
         "hidden units in each of the field's two layers",
         learning_rate=0.01,
@@ -215,7 +219,7 @@ RIVALS = {
     "cnf-hutchinson": Rival(
         "FFJORD",
         "Grathwohl et al., 2019",
-        partial(_stacked, partial(CNF, hutchinson=True)),
+        partial(_continuous, True),
         64,
         "hidden units in each of the field's two layers",
         is_exact=False,
