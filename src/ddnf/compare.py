@@ -111,18 +111,16 @@ def with_layers(models: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def affordable(name: str, settings: Settings) -> Settings:
-    """The settings for one flow: one that is slow to draw from gets one start, a continuous one fewer, smaller steps.
+    """The settings for one flow: one that is slow to draw from gets one start, and a continuous one half of the steps.
 
     Example:
         >>> affordable("cnf", Settings(steps=4000, starts=3)).steps
-        1000
+        2000
     """
-    if _is_quick(name):
+    if is_quick(name):
         return settings
-    settings = dataclasses.replace(settings, starts=1)
-    if not is_continuous(name):
-        return settings
-    return dataclasses.replace(settings, steps=-(-settings.steps // 4), batch=-(-settings.batch // 2))
+    steps = -(-settings.steps // 2) if is_continuous(name) else settings.steps
+    return dataclasses.replace(settings, starts=1, steps=steps)
 
 
 def on_target(
@@ -165,7 +163,7 @@ def on_target(
         if name in WITHOUT_LAYERS:
             return _advi(key, target, plane, is_full=name == "advi-full", progress=progress)
         build = partial(make, name, dim=target.dim, layers=layers, settings=settings) if build is None else build
-        settings = dataclasses.replace(settings, learning_rate=_rate(name, settings, layers))
+        settings = dataclasses.replace(settings, learning_rate=rate_of(name, settings, layers))
         return _flow(key, target, name, build, settings, plane, progress)
 
 
@@ -194,7 +192,7 @@ def on_table(
     # Likelihoods train from points to noise: that is to be the fast direction.
     is_forward_fast = name in OURS or baselines.RIVALS[name].is_forward_fast
     flow = Invert(flow) if is_forward_fast else flow
-    rate = _rate(name, settings, layers)
+    rate = rate_of(name, settings, layers)
     start = time.perf_counter()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
@@ -241,13 +239,13 @@ def fit(
     return fit_posterior(
         fit_key,
         target,
-        flow=build(flow_key),
+        flow=baselines.loosely(build(flow_key)),
         steps=settings.steps,
         batch=settings.batch,
-        learning_rate=_rate(name, settings),
+        learning_rate=rate_of(name, settings),
         rounds=1,
         end=settings.end,
-        gradient=None if _is_quick(name) else "total",
+        gradient=None if is_quick(name) else "total",
         temper=settings.temper,
         progress=progress,
     )
@@ -262,7 +260,7 @@ def _flow(key, target, name, build, settings, plane, progress):
     kept = [posterior for posterior in fits if posterior is not None]
     known = dict(
         parameters=count(build(key)),
-        learning_rate=_rate(name, settings),
+        learning_rate=rate_of(name, settings),
         steps=settings.steps,
         elbos=[None if posterior is None else posterior.elbo for posterior in fits],
     )
@@ -341,7 +339,7 @@ def _determinants(key, flow) -> dict[str, Any]:
     return found
 
 
-def _is_quick(name: str) -> bool:
+def is_quick(name: str) -> bool:
     """Whether draws, and the Jacobian that path gradients want, are cheap: no adaptive solver, no sequential map."""
     return name in OURS or (baselines.RIVALS[name].is_forward_fast and not is_continuous(name))
 
@@ -351,7 +349,8 @@ def is_continuous(name: str) -> bool:
     return name.startswith("cnf")
 
 
-def _rate(name: str, settings: Settings, layers: int = 1) -> float:
+def rate_of(name: str, settings: Settings, layers: int = 1) -> float:
+    """The learning rate of a flow with so many layers: that of the settings, or the flow's own."""
     if settings.learning_rate is not None:
         return settings.learning_rate
     if name in OURS:
