@@ -244,6 +244,7 @@ def reproduce(
     profile: Profile = "quick",
     output: Annotated[Path, arg(name="out", aliases=["-o"])] = Path("results"),
     resume: bool = True,
+    again: bool = False,
     seed: int = 0,
     models: tuple[str, ...] = (),
     seeds: tuple[int, ...] = (),
@@ -259,15 +260,16 @@ def reproduce(
         output: folder for results, figures and the report.
         resume: take over the parts in the folder that were made with the same settings and seed; or begin anew.
         seed: of the random numbers.
-        models: of the auto-encoders, only these, such as plain ddnf+context.
+        again: run these experiments anew, or of their parts those that the options below leave, and keep the rest.
+        models: of the auto-encoders, only these, such as plain ddnf+context; without them of the toy energies.
         seeds: of the auto-encoders' runs, only these.
         dataset: of the auto-encoders' images, only these, such as mnist or mnist-2.
         data: folder with files of images; else that of the variable DDNF_DATA.
     """
     require("matplotlib", "paper")
     from ddnf.paper import reproduce as paper
+    from ddnf.paper import toy, vae
     from ddnf.paper.compiling import compile_quickly
-    from ddnf.paper.vae import choose
 
     if profile == "smoke":
         compile_quickly()
@@ -276,8 +278,11 @@ def reproduce(
         if not data.is_dir():
             raise ValueError(f"Expected a folder with data; got {str(data)!r}.")
         os.environ["DDNF_DATA"] = str(data)
-    wanted = dict(vae=choose(models, seeds, dataset))
-    figures = paper.reproduce(names, output, profile=profile, seed=seed, resume=resume, wanted=wanted)
+    if "vae" in paper.choose(names):
+        wanted = dict(vae=vae.choose(models, seeds, dataset))
+    else:
+        wanted = dict(toy=toy.choose(models))
+    figures = paper.reproduce(names, output, profile=profile, seed=seed, resume=resume, again=again, wanted=wanted)
     page = paper.report(output)
     print(f"results         {', '.join(str(output / f'{name}.json') for name in figures)}")
     print(f"figures         {', '.join(str(path) for paths in figures.values() for path in paths)}")

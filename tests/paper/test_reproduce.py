@@ -84,6 +84,18 @@ run(experiment, pathlib.Path({str(tmp_path)!r}), profile="smoke")
     assert list(record["parts"]) == ["first", "second"]
 
 
+def test_again(tmp_path):
+    """Only what is wanted is run anew; other settings are an error before anything is taken out."""
+    run(make(dict(first=good, second=good)), tmp_path, profile="smoke")
+    before = (tmp_path / "tiny.json").read_text()
+    with pytest.raises(ValueError, match="Expected an --out without results"):
+        run(make(dict(first=bad)), tmp_path, profile="smoke", seed=1, again=True)
+    assert (tmp_path / "tiny.json").read_text() == before
+    experiment = make(dict(first=bad, second=lambda config, seed: dict(values=[7.0])))
+    record = run(experiment, tmp_path, profile="smoke", again=True, wanted=lambda name: name == "second")
+    assert record["parts"]["second"] == dict(values=[7.0]) and len(record["parts"]["first"]["values"]) == 3
+
+
 def test_spoiled_file(tmp_path):
     (tmp_path / "tiny.json").write_text("{")
     with pytest.raises(ValueError, match="Expected the results of a run"):

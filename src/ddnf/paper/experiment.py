@@ -79,11 +79,13 @@ def run(
     profile: Profile,
     seed: int = 0,
     resume: bool = True,
+    again: bool = False,
     wanted: Callable[[str], bool] = lambda name: True,
 ) -> Record:
     """Runs the parts of an experiment that are wanted and not in its file yet, each saved when it is done.
 
-    Without `resume` whatever is in the file is replaced; with it, results of other settings are an error. Processes
+    Without `resume` whatever is in the file is replaced; with it, results of other settings are an error, and `again`
+    takes the parts that are wanted out of the file first. Processes
     with different parts of one experiment may write to one folder.
     """
     out.mkdir(parents=True, exist_ok=True)
@@ -93,6 +95,9 @@ def run(
     folder = out / f"{experiment.name}-checkpoints"
     if resume:
         record = _taken_over(record, path)
+        if again and path.exists():
+            record = _without(record, wanted)
+            write(path, record)
     else:
         path.unlink(missing_ok=True)
         shutil.rmtree(folder, ignore_errors=True)
@@ -120,6 +125,11 @@ def _taken_over(record: Record, path: Path) -> Record:
     found = read(path)
     _check_same(found, record, path)
     return record | {name: record[name] | found.get(name, {}) for name in ("parts", "seconds")}
+
+
+def _without(record: Record, unwanted: Callable[[str], bool]) -> Record:
+    kept = [name for name in record["parts"] if not unwanted(name)]
+    return record | {entry: {name: record[entry][name] for name in kept} for entry in ("parts", "seconds")}
 
 
 def resolution(figure: "Figure") -> float:

@@ -20,6 +20,7 @@ def reproduce(
     profile: Profile,
     seed: int = 0,
     resume: bool = True,
+    again: bool = False,
     wanted: Mapping[str, Callable[[str], bool]] | None = None,
 ) -> dict[str, list[Path]]:
     """Runs the named experiments (or "all"), and draws their figures from the JSON alone.
@@ -30,6 +31,7 @@ def reproduce(
         profile: "smoke", "quick" or "full".
         seed: of the random numbers.
         resume: whether to take over the parts that are in the folder, made with the same settings and seed.
+        again: whether to run the wanted parts anew, and keep the others.
         wanted: for an experiment, which of its parts to run, by their names; all of them by default.
 
     Returns:
@@ -40,7 +42,7 @@ def reproduce(
     drawn = {}
     for name, experiment in chosen.items():
         some = {} if wanted is None or name not in wanted else dict(wanted=wanted[name])
-        run(experiment, out, profile=profile, seed=seed, resume=resume, **some)
+        run(experiment, out, profile=profile, seed=seed, resume=resume, again=again, **some)
         drawn[name] = draw(experiment, out)
     return drawn
 

@@ -11,7 +11,7 @@ import numpy as np
 from ddnf import baselines, plot
 from ddnf.baselines.autoregressive import masked
 from ddnf.baselines.sigmoidal import DeepSigmoidal
-from ddnf.compare import FLOWS, MODELS, Build, Settings, is_continuous, on_target, with_layers
+from ddnf.compare import FLOWS, MODELS, Build, Settings, on_target, with_layers
 from ddnf.inference.target import Target
 from ddnf.paper.experiment import Claim, Experiment, Picture, Profile, Record, Table
 from ddnf.plane import of_energy
@@ -21,8 +21,8 @@ ABOUT = """Flows of K = 2, 8 and 10 blocks or layers are fitted to densities in 
 Appendix A, and the four of Rezende and Mohamed, whose endless waves fade here beyond |z_1| = 4. Ours has T = 8 steps
 in each block and the paper's (2, 2) units, or (16, 16). All go through the same fit from a standard normal: Adam with
 a rate that falls to nothing by a cosine, the energy tempered in the first fifth of the steps. Of several starts the
-one with the best ELBO counts; MAF and continuous flows, slow to draw from, get one start, and the latter a quarter of
-the steps of half the batch. Rezende and Mohamed's four get one start and half of the steps, and NAF only K = 2. The
+one with the best ELBO counts; MAF and continuous flows, slow to draw from, get one start, and the latter half of the
+steps. Rezende and Mohamed's four get one start and half of the steps, and NAF only K = 2. The
 learning rate of each flow was picked among two to four on the first two energies. KL(q|p) is by quadrature in double
 precision, with exact log-determinants, on maps checked for folds; ESS is the effective share of importance-weighted
 draws, which does not see a mode that q misses; beneath each picture stands the smallest determinant on 20,000 draws,
@@ -74,6 +74,26 @@ def parts(config: Config, seed: int):
     }
 
 
+def choose(models: Sequence[str]) -> Callable[[str], bool]:
+    """Which parts to run, by name: those of these models; nothing given is no limit.
+
+    Example:
+        >>> wanted = choose(["planar"])
+        >>> wanted("energy1, planar, K=2"), wanted("energy1, planar, scale, shift, K=2")
+        (True, False)
+    """
+    for model in models:
+        if model not in MODELS:
+            raise ValueError(f"Expected models of {', '.join(MODELS)}; got {model!r}.")
+
+    def wanted(name: str) -> bool:
+        title = name.partition(", ")[2] + ","
+        found = [model for model in MODELS if title.startswith(MODELS[model] + ",")]
+        return not models or max(found, key=lambda model: len(MODELS[model])) in models
+
+    return wanted
+
+
 def _candidates(
     config: Config, models: Sequence[str], *, is_main: bool
 ) -> Iterator[tuple[str, str, int | None, Build | None]]:
@@ -81,18 +101,13 @@ def _candidates(
     for layers in config.layers:
         # NAF is good with two layers, and slow with more.
         names = layered if is_main or layers == 2 else [name for name in layered if name != "naf"]
-        yield from ((name, f"{MODELS[name]}, K={layers}", layers, _narrower(name, layers)) for name in names)
+        yield from ((name, f"{MODELS[name]}, K={layers}", layers, None) for name in names)
     yield from ((name, MODELS[name], None, None) for name in single)
     for layers in config.equal if is_main else ():
         planar, (count, sigmoids, width) = _EQUAL[layers]
         small = partial(masked, dim=2, transformer=DeepSigmoidal(sigmoids), layers=count, size=width)
         yield "planar", f"planar, {planar} layers", None, partial(baselines.make, "planar", dim=2, layers=planar)
         yield "naf", f"NAF, {count} x {sigmoids} sigmoids, {width} units", None, small
-
-
-def _narrower(name: str, layers: int) -> Build | None:
-    """Continuous flows with fields of 32 units, not 64: their solver takes long enough."""
-    return partial(baselines.make, name, dim=2, layers=layers, size=32) if is_continuous(name) else None
 
 
 def _part(
