@@ -1,0 +1,108 @@
+"""What a fit of each flow costs: seconds to compile, and the time of a training step, on the first toy energy.
+
+python benchmarks/rivals.py [--out results/rival-times.json] [--models planar naf ...] [--layers 2 8 10]
+
+The models, settings and steps are those of `ddnf reproduce toy --profile full`, one core, float32. All models are
+measured in turns, several times, so that a machine that slows down for a while slows them all; medians count. Each
+measurement is saved, and those that are there are not made again. The steps are the first ones of a training: later an
+adaptive solver (CNF, FFJORD) may need more evaluations for each.
+"""
+
+import argparse
+import os
+from pathlib import Path
+from typing import Any
+
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_multi_thread_eigen=false".strip()
+
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+from tqdm import tqdm
+
+from ddnf import baselines, compare
+from ddnf.inference import train
+from ddnf.inference.reverse_kl import ReverseKL, best_gradient
+from ddnf.paper.toy import PROFILES
+from ddnf.record import circumstances, read, write
+from ddnf.targets.toy import ENERGIES
+
+CONFIG = PROFILES["full"]
+STRETCH, STRETCHES, TURNS = 20, 3, 3
+COLUMNS = dict(
+    title=("model", ""),
+    layers=("K", "d"),
+    parameters=("parameters", ",d"),
+    compile_seconds=("compile, s", ".1f"),
+    step_ms=("step, ms", ".2f"),
+    steps=("steps", ",d"),
+    fit_seconds=("one fit, s", ".0f"),
+)
+
+
+def stretches(name: str, layers: int) -> np.ndarray:
+    """Seconds of stretches of training; the first one of a process compiles."""
+    settings = compare.affordable(name, CONFIG.settings)
+    flow = baselines.loosely(compare.make(name, jr.key(0), 2, layers=layers, settings=settings))
+    gradient = best_gradient(flow) if compare.is_quick(name) else "total"
+    temper = int(settings.temper * settings.steps)
+    loss = ReverseKL(ENERGIES["energy1"].log_density, None, None, settings.batch, gradient, temper, jnp.asarray(1.0))
+    optimizer = train.adam(compare.rate_of(name, settings, layers), settings.steps)
+    steps = STRETCH * STRETCHES
+    fit = train.fit(jr.key(1), flow, loss, steps=steps, stretch=STRETCH, optimizer=optimizer, progress=False)
+    return fit.seconds
+
+
+def measured(row: dict, name: str, layers: int, *, is_first: bool) -> dict:
+    """The row with one more measurement in it."""
+    seconds = stretches(name, layers)
+    steps = row.get("samples_ms", []) + [1000 * s / STRETCH for s in (seconds[1:] if is_first else seconds)]
+    begun = row.get("first_seconds", float(seconds[0]))
+    return dict(
+        first_seconds=begun, samples_ms=steps, turns=row.get("turns", 0) + 1, **summary(name, layers, begun, steps)
+    )
+
+
+def summary(name: str, layers: int, begun: float, samples: list[float]) -> dict:
+    """What the table shows."""
+    settings = compare.affordable(name, CONFIG.settings)
+    step = float(np.median(samples))
+    compiling = max(0.0, begun - STRETCH * step / 1000)
+    return dict(
+        model=name,
+        title=compare.MODELS[name],
+        layers=layers,
+        parameters=compare.count(compare.make(name, jr.key(0), 2, layers=layers, settings=settings)),
+        compile_seconds=compiling,
+        step_ms=step,
+        steps=settings.steps,
+        batch=settings.batch,
+        fit_seconds=compiling + settings.steps * step / 1000,
+    )
+
+
+def main():
+    names, _ = compare.with_layers(CONFIG.models)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "results" / "rival-times.json")
+    parser.add_argument("--models", nargs="+", choices=names, default=names)
+    parser.add_argument("--layers", nargs="+", type=int, default=list(CONFIG.layers))
+    given = parser.parse_args()
+    record: dict[str, Any] = dict(command="python benchmarks/rivals.py", **circumstances(), rows={})
+    if given.out.exists():
+        record["rows"] = read(given.out)["rows"]
+    wanted = {f"{name}, K={layers}": (name, layers) for layers in given.layers for name in given.models}
+    compiled = set()
+    left = [
+        (turn, key) for turn in range(TURNS) for key in wanted if record["rows"].get(key, {}).get("turns", 0) <= turn
+    ]
+    for _, key in tqdm(left, desc="rivals"):
+        row = record["rows"].get(key, {})
+        record["rows"][key] = measured(row, *wanted[key], is_first=key not in compiled)
+        compiled.add(key)
+        write(given.out, record)
+    print(compare.table([record["rows"][key] for key in wanted], COLUMNS))
+
+
+if __name__ == "__main__":
+    main()
