@@ -97,8 +97,9 @@ def _step_table(record: dict) -> str:
         size = {name: row[name] for name in ("dim", "hidden")}
         quotient = summary.ratio(record, row["peer"], size)
         shown = "" if quotient is None else f"{quotient:.3g}"
-        more = [row.get("evaluations", ""), shown, f"{row.get('compile_seconds', 0):.1f}", row.get("log_det_gradient")]
-        lines.append((row["dim"], row["hidden"], row["peer"], _spread(row), *("" if m is None else m for m in more)))
+        gradient = f"{row['log_det_gradient']:.2g}" if "log_det_gradient" in row else ""
+        more = [row.get("evaluations", ""), shown, f"{row.get('compile_seconds', 0):.1f}", gradient]
+        lines.append((row["dim"], row["hidden"], row["peer"], _spread(row), *more))
     return table(("d", "units", "who", "ms", "evaluations", "ratio", "compile s", "log-det gradient"), lines)
 
 
@@ -171,7 +172,10 @@ def bars(record: dict, path: Path) -> Path:
         rows = [row for row in found if (row["dim"], tuple(row["hidden"])) == size][::-1]
         colors = ["tab:red" if row["peer"] == "ours" else "tab:gray" for row in rows]
         ax.barh([row["peer"] for row in rows], [1e3 * row["seconds"] for row in rows], color=colors)
-        ax.set(xscale="log", xlabel="ms", title=f"d = {size[0]}, units {size[1]}")
+        # A bar has no natural zero on this axis: all of them begin at a tenth of the smallest.
+        least = min(1e3 * row["seconds"] for row in rows)
+        ax.set(xscale="log", xlim=(least / 10, None), xlabel="ms", title=f"d = {size[0]}, units {size[1]}")
+        ax.minorticks_off()
     figure.savefig(path, dpi=100)
     return path
 

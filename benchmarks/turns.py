@@ -26,7 +26,7 @@ class Contestant:
 
 @dataclasses.dataclass(frozen=True)
 class Patience:
-    """How often contestants run: `most` rounds, fewer for who has used up `seconds`, but `least` in any case."""
+    """How often they run: `most` rounds; fewer for who has used up `seconds`, but `least` within five times that."""
 
     least: int
     most: int
@@ -68,7 +68,7 @@ def take_turns(workers: Workers, contestants: Sequence[Contestant], patience: Pa
     for number in tqdm(range(patience.most), desc=title, leave=False):
         for one, row, times in rows:
             if "error" not in row and _goes_on(times, number, patience):
-                times += _turn(workers[one.module], one, times)
+                times += _turn(workers[one.module], one, times[-1] if times else row["first_seconds"])
     for one, row, times in rows:
         workers[one.module].drop(one.name)
         if times:
@@ -77,12 +77,11 @@ def take_turns(workers: Workers, contestants: Sequence[Contestant], patience: Pa
 
 
 def _goes_on(times: Iterable[float], number: int, patience: Patience) -> bool:
-    spent = sum(times)
-    return number < patience.least or spent * (number + 1) / number < patience.seconds
+    spent, times_over = sum(times), 5 if number < patience.least else 1
+    return number == 0 < patience.most or spent * (number + 1) / max(1, number) < times_over * patience.seconds
 
 
-def _turn(worker: Worker, one: Contestant, times: list[float]) -> list[float]:
-    last = times[-1] if times else 0.1
+def _turn(worker: Worker, one: Contestant, last: float) -> list[float]:
     # Who takes long has the caches for itself soon enough; who is quick runs several times.
     return worker.seconds(one.name, max(1, min(5, int(0.02 / last))), warm=last < 0.5)
 
