@@ -21,7 +21,7 @@ ABOUT = """Flows of K = 2, 8 and 10 blocks or layers are fitted to densities in 
 Appendix A, and the four of Rezende and Mohamed, whose endless waves fade here beyond |z_1| = 4. Ours has T = 8 steps
 in each block and the paper's (2, 2) units, or (16, 16). All go through the same fit from a standard normal: Adam with
 a rate that falls to nothing by a cosine, the energy tempered in the first fifth of the steps. Of several starts the
-one with the best ELBO counts; MAF and continuous flows, slow to draw from, get one start, and the latter half of the
+one with the best ELBO counts; MAF and continuous flows, slow to draw from, get one start, and the latter fewer
 steps. Rezende and Mohamed's four get one start and half of the steps, and NAF only K = 2. The
 learning rate of each flow was picked among two to four on the first two energies. KL(q|p) is by quadrature in double
 precision, with exact log-determinants, on maps checked for folds; ESS is the effective share of importance-weighted
