@@ -244,8 +244,10 @@ def default_flow(key: PRNGKeyArray, dim: int) -> DDNF:
 def _aside(function, *arguments):
     """Calls a function in a thread beside what is done in the context, for what it leaves compiled; it may fail."""
 
+    precision = jnp.result_type(float) == jnp.float64  # a context may have set it, for its own thread alone
+
     def run():
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(Exception), jax.enable_x64(precision):
             function(*arguments)
 
     thread = Thread(target=run)
