@@ -11,9 +11,10 @@ setup: .venv/.installed
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
+# Files are given to the workers as they are collected: the README, the longest of them, first.
 # The slow tests run where CI is set, and with `make test SLOW=1`.
 test: setup
-	$(BIN)/pytest -n 2 --dist loadfile $(if $(CI)$(SLOW),,-m "not slow")
+	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder $(if $(CI)$(SLOW),,-m "not slow")
 
 lint: setup
 	$(BIN)/ruff check .

@@ -77,21 +77,22 @@ def _log_det_errors(config: Config, seed: int) -> dict[str, Any]:
     times = 0.5 ** np.arange(config.halvings + 1)
     with jax.enable_x64(True):
         keys = jr.split(jr.key(seed), config.fields)
-        errors = np.asarray(_errors(keys, jnp.asarray(times), config.hidden))
+        errors = np.asarray(_errors(keys, tuple(times.tolist()), config.hidden))
     return dict(kind="errors", dt=times, errors={rule: np.median(errors[:, i], 0) for i, rule in enumerate(ORDERS)})
 
 
 @eqx.filter_jit
-def _errors(keys: Array, times: Float[Array, " times"], hidden: tuple[int, ...]) -> Float[Array, "fields rules times"]:
+def _errors(keys: Array, times: tuple[float, ...], hidden: tuple[int, ...]) -> Float[Array, "fields rules times"]:
     def of_field(key):
         field_key, point_key = jr.split(key)
         velocity = MLPField(field_key, 2, hidden=hidden, output_scale=1.0).at()
         z = jr.normal(point_key, (2,))
 
         def log_det(rule):
-            return jax.vmap(lambda dt: rule.step(euler, velocity, z, dt=dt, cell=0)[1])(times)
+            return jnp.stack([rule.step(euler, velocity, z, dt=dt, cell=0)[1] for dt in times])
 
-        return jnp.abs(jnp.stack([log_det(RULES[rule]) - log_det(Exact()) for rule in ORDERS]))
+        exact = log_det(Exact())
+        return jnp.abs(jnp.stack([log_det(RULES[rule]) - exact for rule in ORDERS]))
 
     return jax.vmap(of_field)(keys)
 
