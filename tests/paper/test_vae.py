@@ -1,5 +1,7 @@
 """The auto-encoders of the tables: who runs, what is resumed, and what is said of it."""
 
+import dataclasses
+import json
 from typing import Any
 
 import jax.random as jr
@@ -121,6 +123,7 @@ def test_claims_follow_the_numbers():
 def test_estimate_is_shown_where_it_is_another():
     record = tables_of({("mnist-40", "plain", 0): 100.0, ("mnist-40", "ddnf22+context", 0): 97.0})
     record["parts"]["1"]["estimate"] = 95.0
+    record["config"] = json.loads(json.dumps(dataclasses.asdict(vae.PROFILES["full"])))
     table = vae.EXPERIMENT.tables(record)[0]
     assert "2 of" in table.caption
     rows = {row[0]: row for row in table.rows}
