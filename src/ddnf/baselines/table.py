@@ -214,7 +214,6 @@ RIVALS = {
         partial(_continuous, False),
         64,
         "hidden units in each of the field's two layers",
-        learning_rate=0.01,
     ),
     "cnf-hutchinson": Rival(
         "FFJORD",
@@ -223,7 +222,6 @@ RIVALS = {
         64,
         "hidden units in each of the field's two layers",
         is_exact=False,
-        learning_rate=0.01,
     ),
 }
 
