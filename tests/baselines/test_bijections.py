@@ -12,6 +12,7 @@ from flowjax.bijections import Scan
 from numpy.testing import assert_allclose
 
 from ddnf.baselines import CNF, RIVALS, DeepSigmoidal, Planar, Radial, exactly, make
+from ddnf.baselines.ode import probe
 
 # Their compilation takes long: they are left to CI.
 SLOW = ("bnaf", "cnf", "cnf-hutchinson", "spline-iaf", "spline-maf")
@@ -221,7 +222,9 @@ def test_hutchinson_is_unbiased_and_deterministic():
         )
 
     (y, log_det), (_, reverse), (exact_y, exact_log_det) = run(x)
-    # The same probes; the steps are common to the batch, whose order they depend on by rounding.
+    # The same probes, to the bit; the steps are common to the batch, whose order they depend on by rounding.
+    (key,) = flow.probe_key
+    assert_allclose(probe(key, x[::-1])[::-1], probe(key, x), rtol=0, atol=0)
     assert_allclose(reverse[::-1], log_det, atol=1e-9)
     assert_allclose(y, exact_y, atol=1e-3)
     error = np.asarray(log_det - exact_log_det)

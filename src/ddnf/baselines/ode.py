@@ -150,8 +150,8 @@ def _change(net: eqx.nn.MLP, key: PRNGKeyArray | None, z, condition) -> Callable
     if key is None:
         before, after, mixed = 1.0, 1.0, second.weight * (inward @ last.weight).T
     else:
-        probe = _probe(key, z)
-        before, after, mixed = probe @ inward.T, probe @ last.weight, second.weight
+        signs = probe(key, z)
+        before, after, mixed = signs @ inward.T, signs @ last.weight, second.weight
 
     def change(t, state, _):
         h1 = jnp.tanh(state[0] @ inward.T + t.astype(z.dtype) * of_time + shift)
@@ -162,7 +162,7 @@ def _change(net: eqx.nn.MLP, key: PRNGKeyArray | None, z, condition) -> Callable
     return change
 
 
-def _probe(key: PRNGKeyArray, z) -> Float[Array, "*batch dim"]:
+def probe(key: PRNGKeyArray, z) -> Float[Array, "*batch dim"]:
     """A sign vector for each point, from its bits."""
     bits = lax.bitcast_convert_type(z.astype(jnp.float32), jnp.uint32)
     # A random hash: odd factors, so that every bit counts.

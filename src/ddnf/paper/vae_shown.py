@@ -4,6 +4,7 @@ import base64
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from matplotlib import colormaps
 from matplotlib.figure import Figure
 from scipy.stats import ttest_ind
 
@@ -114,6 +115,8 @@ def pictures(record: Record) -> list[Picture]:
 def _curves(name: str, where: str, found: Found) -> Picture:
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.subplots()
+    # A colour for each of the fifteen models; a pair, with and without context, has two shades of one.
+    axes.set_prop_cycle(color=colormaps["tab20"](range(20)))
     lines = {}
     for model, parts in found.items():
         values = np.array(parts[0]["curves"]["valid"], float)
