@@ -235,6 +235,8 @@ def _stage(safe, compute, *arguments):
     The branch keeps XLA from fusing one stage of the elimination into each of its later uses, which would
     compute it many times over: it makes large matrices several times faster, and 8 x 8 ones no faster.
     """
-    shapes = jax.eval_shape(compute, *arguments)
-    zeros = lambda *_: jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)  # noqa: E731
+
+    def zeros(*arguments):
+        return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(compute, *arguments))
+
     return lax.cond(safe, compute, zeros, *arguments)
