@@ -22,6 +22,9 @@ from ddnf.flow.solver import Solver, euler, expansion
 Inversion = Literal["exact", "reverse"]
 Recompute = Literal["cells", "segments", "nothing"]
 
+# With a condition, at most so many points have the fields of all blocks computed before the first block.
+_MOST_AHEAD = 1024
+
 
 class Path(eqx.Module):
     """What happened in each cell on the way of one point through the flow.
@@ -336,14 +339,26 @@ def _cheapest(block, flow: DDNF, time: float):
 
 
 def _scan_blocks(block, carry, flow: DDNF, condition, *, reverse: bool = False):
-    arrays, static = eqx.partition(flow.fields, eqx.is_array)
+    is_ahead = _pays_ahead(flow, condition)
+    fields = eqx.filter_vmap(lambda field: flow.velocity(field, condition))(flow.fields) if is_ahead else flow.fields
+    arrays, static = eqx.partition(fields, eqx.is_array)
 
     def body(carry, indexed):
         index, arrays = indexed
-        velocity = flow.velocity(eqx.combine(arrays, static), condition)
-        return block(carry, velocity, index)
+        field = eqx.combine(arrays, static)
+        return block(carry, field if is_ahead else flow.velocity(field, condition), index)
 
     return lax.scan(body, carry, (jnp.arange(flow.blocks), arrays), reverse=reverse)
+
+
+def _pays_ahead(flow: DDNF, condition) -> bool:
+    """Whether what does not depend on the points is computed for all blocks at once, before the first of them.
+
+    Few large products are faster than many small ones. But what a condition says is then kept for all blocks.
+    """
+    if not isinstance(flow.fields, MLPField):
+        return False
+    return condition is None or (condition.ndim > 1 and condition.size <= _MOST_AHEAD * len(condition))
 
 
 def _scan_cells(cell, carry, flow: DDNF):

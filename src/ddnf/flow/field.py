@@ -73,11 +73,13 @@ class AbstractLayer(eqx.Module):
 
     weight: eqx.AbstractVar[Float[Array, "out in"]]
     offset: eqx.AbstractVar[Float[Array, "out *lanes"]]
+    scale: eqx.AbstractVar[Float[Array, "out *lanes"] | None]
+    update: eqx.AbstractVar[tuple[Array, Array, Array] | None]
 
     @property
-    @abstractmethod
     def plain(self) -> bool:
         """Whether the weights are the same for every lane."""
+        return self.scale is None and self.update is None
 
     @abstractmethod
     def linear(self, x: Float[Array, "in *lanes"]) -> Float[Array, "out *more"]:
@@ -98,10 +100,6 @@ class Layer(AbstractLayer):
     offset: Float[Array, "out *lanes"]
     scale: Float[Array, "out *lanes"] | None = None
     update: tuple[Array, Array, Array] | None = None
-
-    @property
-    def plain(self) -> bool:
-        return self.scale is None and self.update is None
 
     def linear(self, x: Float[Array, "in *lanes"]) -> Float[Array, "out *more"]:
         y = jnp.tensordot(self.weight, x, 1)
@@ -274,8 +272,7 @@ class MLPField(eqx.Module):
         else:
             if condition is None:
                 raise ValueError("Expected a condition for this field; got None.")
-            parts = zip(self.weights, self.biases, self.contexts, strict=True)
-            layers = tuple(_modulated(w, b, context, condition) for w, b, context in parts)
+            layers = _modulated(self.weights, self.biases, self.contexts, condition)
         narrow = self._narrow()
         gain = jnp.ones((), self.weights[0].dtype)
         return Velocity(layers, gain, first_columns(layers, narrow), narrow, self.activation)
@@ -317,20 +314,27 @@ def _largest(a: Float[Array, "n *lanes"]) -> Float[Array, "*lanes"]:
     """The largest absolute value along the first axis.
 
     The gradient of `jnp.max` looks for the values that equal the maximum; where these are computed once more in
-    the backward pass, rounded otherwise, none may be found, and it is NaN. An index has no such trouble.
+    the backward pass, rounded otherwise, none may be found, and it is NaN. Here those close to it have their mean's.
     """
-    place = jnp.argmax(jnp.abs(jax.lax.stop_gradient(a)), axis=0, keepdims=True)
-    return jnp.abs(jnp.take_along_axis(a, place, axis=0)[0])
+    sizes = jnp.abs(a)
+    largest = jnp.max(jax.lax.stop_gradient(sizes), axis=0)
+    among = jax.lax.stop_gradient(sizes) > (1 - 1e-6) * largest
+    mean = jnp.sum(jnp.where(among, sizes, 0.0), axis=0) / jnp.maximum(jnp.sum(among, axis=0), 1)
+    return largest + mean - jax.lax.stop_gradient(mean)
 
 
-def _modulated(weight, bias, context: Context, condition) -> Layer:
-    scale = 1 + jnp.tensordot(context.scale, condition, 1)
-    offset = _times(scale, bias) + jnp.tensordot(context.shift, condition, 1)
-    update = context.update
-    if update is not None:
-        left, gate, right = update
-        update = left, jnp.tensordot(gate, condition, 1), right
-    return Layer(weight, offset, scale, update)
+def _modulated(weights, biases, contexts: Sequence[Context], condition) -> tuple[Layer, ...]:
+    """The layers at a condition, with one product for all that it says to them."""
+    matrices = [m for c in contexts for m in (c.scale, c.shift, *(() if c.update is None else c.update[1:2]))]
+    said = jnp.tensordot(jnp.concatenate(matrices), condition, 1)
+    pieces = iter(jnp.split(said, list(accumulate(map(len, matrices)))[:-1]))
+    layers = []
+    for weight, bias, context in zip(weights, biases, contexts, strict=True):
+        scale, shift, update = 1 + next(pieces), next(pieces), context.update
+        if update is not None:
+            update = update[0], next(pieces), update[2]
+        layers.append(Layer(weight, _times(scale, bias) + shift, scale, update))
+    return tuple(layers)
 
 
 def first_columns(layers: Sequence[AbstractLayer], narrow: int) -> Sequence[Array] | Array | None:
@@ -341,8 +345,11 @@ def first_columns(layers: Sequence[AbstractLayer], narrow: int) -> Sequence[Arra
     r = layers[narrow].weight.shape[1]
     if r > _MOST_SEPARATE_COLUMNS:
         return None
-    taken = [layers[narrow], layers[0]] if narrow == len(layers) - 1 else [layers[narrow]]
-    eye = jnp.eye(r, dtype=layers[narrow].weight.dtype)
+    first = layers[narrow]
+    taken = [first, layers[0]] if narrow == len(layers) - 1 else [first]
+    eye = jnp.eye(r, dtype=first.weight.dtype)
+    if first.scale is not None and first.update is None and len(taken) == 2:
+        return _advance(layers[0], first.scale, first.weight.T)
     if r > 3 and all(layer.plain for layer in taken):
         return reduce(lambda columns, layer: layer.linear(columns), taken, eye).T
     return [reduce(lambda column, layer: layer.linear(column), taken, e) for e in eye]
@@ -361,10 +368,11 @@ def _advance(layer: AbstractLayer, slope: Array | None, columns: Sequence[Array]
     """Carries the core's columns over the activation's slope and through a layer."""
     if slope is None:
         return [layer.linear(c) for c in columns]
-    if layer.plain and columns[0].ndim == 1:
+    if layer.update is None and columns[0].ndim == 1:
         # Columns that are the same for every lane: (W * c) slope for all c is one product with the slopes.
         stacked = jnp.concatenate([layer.weight * c for c in columns])
-        return list(jnp.split(jnp.tensordot(stacked, slope, 1), len(columns)))
+        products = jnp.split(jnp.tensordot(stacked, slope, 1), len(columns))
+        return products if layer.scale is None else [_times(layer.scale, p) for p in products]
     return [layer.linear(_times(slope, c)) for c in columns]
 
 

@@ -20,13 +20,11 @@ class _Pick(AbstractLayer):
 
     weight: Float[Array, "a a"]
     offset: Float[Array, " a"]
+    scale: None = None
+    update: None = None
 
     def __init__(self, size: int, dtype: jnp.dtype):
         self.weight, self.offset = jnp.eye(size, dtype=dtype), jnp.zeros(size, dtype)
-
-    @property
-    def plain(self) -> bool:
-        return True
 
     def linear(self, x: Float[Array, "in *lanes"]) -> Float[Array, "a *lanes"]:
         return x[: len(self.offset)]
@@ -43,10 +41,8 @@ class _Spread(AbstractLayer):
 
     weight: Float[Array, "a last"]
     offset: Float[Array, " a+last"]
-
-    @property
-    def plain(self) -> bool:
-        return True
+    scale: None = None
+    update: None = None
 
     def linear(self, x: Float[Array, "last *lanes"]) -> Float[Array, "out *lanes"]:
         return jnp.concatenate([jnp.tensordot(self.weight, x, 1), x])
