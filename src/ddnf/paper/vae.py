@@ -30,7 +30,7 @@ not have: it takes out the noise of the constant rate. Every -ELBO is by the exa
 cells that fold on the test images stands beside it; the estimate that has trained a model is shown where it is
 another one. "+ context" means one and the same for all models: the encoder has a wide layer more, which moves the base
 Gaussian and gives the flow a signal of 64 numbers; "plain VAE + context" is that encoder without any flow. DDNF is
-ours: 8 blocks of one cell and 8 units, kept from folding by a bound on the fields. -log p(x) is by importance-weighted
+ours: 16 blocks of one cell and 8 units, kept from folding by a bound on the fields. -log p(x) is by importance-weighted
 draws: what is left between it and the -ELBO on the same images a better posterior could still gain for that decoder.
 The settings of DDNF (blocks, units, size of the context), the start of the decoder and the average were chosen by test
 values of MNIST with 40 latent dimensions in runs of up to 100 epochs; those of the rivals were not tuned."""

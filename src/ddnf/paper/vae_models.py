@@ -43,7 +43,7 @@ def _rival(name: str, layers: int, size: int | None, key: PRNGKeyArray, latent: 
 
 def _ddnf(key: PRNGKeyArray, latent: int, context: int | None) -> DDNF:
     # Blocks of one cell: each has a field of its own, and the bound keeps every one of them from folding.
-    return DDNF(key, latent, blocks=8, steps=1, hidden=(8,), condition_dim=context, output_scale=0.3, lipschitz=0.97)
+    return DDNF(key, latent, blocks=16, steps=1, hidden=(8,), condition_dim=context, output_scale=0.3, lipschitz=0.97)
 
 
 def _as_in_the_paper(key: PRNGKeyArray, latent: int, context: int | None) -> DDNF:
