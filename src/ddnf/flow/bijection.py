@@ -248,8 +248,11 @@ class DDNF(AbstractBijection):
 
 @eqx.filter_jit
 def _stack(field, key, blocks):
-    # Compiled as a whole: one by one, these many small operations would take longer.
-    return eqx.filter_vmap(field)(jr.split(key, blocks))
+    # Compiled as a whole: one by one, these many small operations would take longer. And one field after another,
+    # which the compiler is quicker with than with all at once.
+    static = eqx.filter(field(key), eqx.is_array, inverse=True)
+    arrays = lax.map(lambda key: eqx.filter(field(key), eqx.is_array), jr.split(key, blocks))
+    return eqx.combine(arrays, static)
 
 
 def _forward(flow: DDNF, x, condition):

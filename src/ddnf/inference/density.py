@@ -20,6 +20,7 @@ from ddnf.flow.bijection import DDNF
 from ddnf.inference import rows as rows_of
 from ddnf.inference import train
 from ddnf.inference.columns import Column, Spec, columns_from, from_real, inside, to_real
+from ddnf.inference.draws import normals
 from ddnf.inference.folds import folded_share, reverse
 from ddnf.inference.reverse_kl import exactly
 from ddnf.inference.start import LARGEST_FULL
@@ -332,7 +333,7 @@ def _log_prob(flow, u, condition):
 
 @eqx.filter_jit
 def _sample(flow, key, n, condition):
-    x = jr.normal(key, (n, *flow.shape))
+    x = normals(key, n, flow.shape)
     return jax.vmap(flow.transform)(x) if condition is None else jax.vmap(flow.transform)(x, condition)
 
 

@@ -14,6 +14,7 @@ from jax import lax
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from ddnf.inference.diagnostics import effective_share, psis
+from ddnf.inference.draws import normals
 from ddnf.inference.folds import folded_share
 from ddnf.inference.start import Search
 from ddnf.inference.target import Target, generator
@@ -173,7 +174,7 @@ def draw(flow: AbstractBijection, key: PRNGKeyArray, n: int) -> tuple[Float[Arra
 
 @eqx.filter_jit
 def _draw(flow, key, n):
-    x = jr.normal(key, (n, *flow.shape))
+    x = normals(key, n, flow.shape)
     z, log_det = jax.vmap(flow.transform_and_log_det)(x)
     return z, -jnp.sum(x**2, axis=-1) / 2 - x.shape[1] / 2 * jnp.log(2 * jnp.pi) - log_det
 

@@ -17,6 +17,7 @@ from jaxtyping import Array, Float, PyTree
 from ddnf.flow.bijection import DDNF
 from ddnf.flow.log_det import Exact, with_key
 from ddnf.flow.score import carries_score, carry_score
+from ddnf.inference.draws import normals
 from ddnf.inference.train import Draw
 
 End = Literal["full", "diagonal"]
@@ -98,7 +99,7 @@ class ReverseKL(eqx.Module):
     spread: Float[Array, ""]
 
     def __call__(self, flow: AbstractBijection, draw: Draw) -> Float[Array, ""]:
-        x = jr.normal(draw.key, (self.batch, *flow.shape))
+        x = normals(draw.key, self.batch, flow.shape)
         log_q = -jnp.sum(x**2, axis=-1) / 2 - flow.shape[0] / 2 * jnp.log(2 * jnp.pi)
         warmth = jnp.minimum(1.0, 0.1 + (draw.step + 1) / max(1, self.temper)) if self.temper else 1.0
         if self.gradient == "path":

@@ -17,6 +17,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from ddnf.flow.log_det import with_key
 from ddnf.inference import train
+from ddnf.inference.draws import normals
 from ddnf.inference.folds import folded_share
 from ddnf.inference.reverse_kl import exactly
 
@@ -224,7 +225,7 @@ class VAE(eqx.Module):
 
     def sample(self, key: PRNGKeyArray, n: int) -> Float[Array, "n pixels"]:
         """Means of n images from the prior: probabilities for `bernoulli`, values for `Gaussian`."""
-        z = jr.normal(key, (n, self.latent))
+        z = normals(key, n, (self.latent,))
         return jax.nn.sigmoid(jax.vmap(self.decoder)(z))
 
     def reconstruct(self, key: PRNGKeyArray, x: Float[Array, "n pixels"]) -> Float[Array, "n pixels"]:
