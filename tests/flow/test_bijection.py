@@ -11,6 +11,7 @@ from flowjax.distributions import Normal, StandardNormal, Transformed
 from numpy.testing import assert_allclose
 
 import ddnf
+from ddnf.flow import bijection as module
 from tests.bijections import BIJECTIONS, points
 
 every_row = pytest.mark.parametrize("name", BIJECTIONS)
@@ -183,7 +184,7 @@ def test_starts_near_the_identity():
 @pytest.mark.parametrize("recompute", ["cells", "segments", "nothing"])
 def test_what_is_recomputed_changes_nothing(recompute):
     def gradient(recompute):
-        flow = ddnf.DDNF(jr.key(0), 2, blocks=2, steps=7, output_scale=1.0, recompute=recompute)
+        flow = ddnf.DDNF(jr.key(0), 2, blocks=2, steps=31, output_scale=1.0, recompute=recompute)
         loss = eqx.filter_grad(lambda flow: jnp.sum(jax.vmap(flow.transform_and_log_det)(jnp.ones((3, 2)))[1]))
         return jax.tree.leaves(eqx.filter_jit(loss)(flow))
 
@@ -208,7 +209,7 @@ def test_a_thousand_steps_train_in_the_memory_of_thirty():
     thirty = megabytes(30, "nothing")
     assert megabytes(1000, "segments") < 0.5 * thirty
     assert megabytes(1000, "cells") < 1.5 * thirty
-    assert megabytes(1000, "segments") < 1.3 * megabytes(30, "segments") + 1
+    assert megabytes(1000, "segments") < 1.3 * megabytes(30, "segments")
 
 
 def test_compile_time_does_not_grow_with_blocks_and_steps():
@@ -221,3 +222,29 @@ def test_compile_time_does_not_grow_with_blocks_and_steps():
         return len(str(jax.make_jaxpr(loss)(arrays)).splitlines())
 
     assert size(32) == size(3)
+
+
+@pytest.mark.parametrize(("dim", "hidden"), [(2, (4, 4)), (6, (5,)), (20, (24, 24))], ids=str)
+@pytest.mark.parametrize("condition_dim", [None, 3])
+def test_many_points_side_by_side_are_the_same_as_one_by_one(monkeypatch, dim, hidden, condition_dim):
+    monkeypatch.setattr(module, "_LANES", ((np.inf, 16),))
+    flow = ddnf.DDNF(
+        jr.key(0), dim, blocks=2, steps=2, hidden=hidden, output_scale=1.0, condition_dim=condition_dim, lipschitz=0.9
+    )
+    x, c = jr.normal(jr.key(1), (37, dim)), jr.normal(jr.key(2), (37, condition_dim or 1))
+
+    def one(flow, x, c):
+        y, log_det = flow.transform_and_log_det(x, None if condition_dim is None else c)
+        return jnp.sum(y**2) - log_det
+
+    def together(flow):
+        return jnp.sum(jax.vmap(lambda x, c: one(flow, x, c))(x, c))
+
+    def apart(flow):
+        return jnp.sum(jax.lax.map(lambda item: one(flow, *item), (x, c)))
+
+    value, gradient = eqx.filter_jit(eqx.filter_value_and_grad(together))(flow)
+    other_value, other_gradient = eqx.filter_jit(eqx.filter_value_and_grad(apart))(flow)
+    assert_allclose(value, other_value, rtol=1e-12)
+    for a, b in zip(jax.tree.leaves(gradient), jax.tree.leaves(other_gradient), strict=True):
+        assert_allclose(a, b, atol=1e-10)

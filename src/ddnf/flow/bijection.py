@@ -1,7 +1,7 @@
 """The flow: K stationary velocity fields, one after another, each integrated over unit time in T steps."""
 
+import math
 from collections.abc import Callable, Sequence
-from math import isqrt
 from typing import Any, Literal
 
 import equinox as eqx
@@ -22,8 +22,9 @@ from ddnf.flow.solver import Solver, euler, expansion
 Inversion = Literal["exact", "reverse"]
 Recompute = Literal["cells", "segments", "nothing"]
 
-# With a condition, at most so many points have the fields of all blocks computed before the first block.
-_MOST_AHEAD = 1024
+_MOST_LANES = 1024
+# Up to which rank of the field how many points are computed side by side.
+_LANES = ((3, _MOST_LANES), (16, 256), (32, 128), (math.inf, 32))
 
 
 class Path(eqx.Module):
@@ -65,8 +66,8 @@ class DDNF(AbstractBijection):
         lipschitz: a number below 1 *guarantees* a diffeomorphism: where the spectral bound of a step exceeds
             it, the field is slowed down to it. For `MLPField` and the solvers of this library.
         recompute: what the backward pass computes again instead of storing it: "cells" (stores one point for
-            each cell; also the fastest), "segments" (stores O(sqrt(steps)) points for each block, for very many
-            steps), or "nothing".
+            each cell; also the fastest), "segments" (stores one point for each block and
+            O(steps^(1/3)) within one, for very many steps), or "nothing".
 
     Example:
         >>> import jax, jax.numpy as jnp, jax.random as jr
@@ -211,6 +212,8 @@ class DDNF(AbstractBijection):
 
     def velocity(self, field: Callable, condition: Array | None) -> Velocity | Callable:
         """One block's field at a condition, slowed down to the Lipschitz bound if there is one."""
+        if isinstance(field, Velocity):
+            return field
         if not isinstance(field, MLPField):
             return lambda z: field(z, condition)
         velocity = field.at(condition)
@@ -228,7 +231,7 @@ class DDNF(AbstractBijection):
         if self.cond_shape is not None and jnp.shape(condition) != self.cond_shape:
             raise ValueError(f"Expected condition.shape {self.cond_shape}; got {jnp.shape(condition)}.")
 
-    def _run(self, function, x, *others, chunk=None):
+    def _run(self, function, x, *others, chunk=_MOST_LANES):
         if not jnp.issubdtype(x.dtype, jnp.floating):
             raise ValueError(f"Expected floating-point input; got {x.dtype}.")
         # Points and weights of different precision meet in the higher one.
@@ -236,14 +239,27 @@ class DDNF(AbstractBijection):
         *others, condition = others
         if self.cond_shape is None:
             condition = None
+        flow = self._ahead(None) if condition is None and isinstance(self.fields, MLPField) else self
         if self.takes_lanes:
-            return over_lanes(function, self, x, *others, condition, chunk=chunk)
-        return function(self, x, *others, condition)
+            return over_lanes(function, flow, x, *others, condition, chunk=min(chunk, self._lanes))
+        return function(flow, x, *others, condition)
+
+    def _ahead(self, condition: Array | None) -> "DDNF":
+        """The flow at one condition, with all that does not depend on the points computed for all blocks at once."""
+        velocities = eqx.filter_vmap(lambda field: self.velocity(field, condition))(self.fields)
+        return eqx.tree_at(lambda flow: flow.fields, self, velocities)
 
     @property
     def takes_lanes(self) -> bool:
         """Whether points may be computed side by side in trailing axes; see `ddnf.flow.lanes`."""
-        return isinstance(self.fields, MLPField) and self.solver is euler and self.log_det.takes_lanes
+        is_known = isinstance(self.fields, MLPField | Velocity)
+        return is_known and self.solver is euler and self.log_det.takes_lanes
+
+    @property
+    def _lanes(self) -> int:
+        """How many points are computed side by side: as many as have their small matrices in the nearest caches."""
+        rank = min(min(weight.shape[-2:]) for weight in self.fields.weights)
+        return next(lanes for largest, lanes in _LANES if rank <= largest)
 
 
 @eqx.filter_jit
@@ -342,26 +358,18 @@ def _cheapest(block, flow: DDNF, time: float):
 
 
 def _scan_blocks(block, carry, flow: DDNF, condition, *, reverse: bool = False):
-    is_ahead = _pays_ahead(flow, condition)
-    fields = eqx.filter_vmap(lambda field: flow.velocity(field, condition))(flow.fields) if is_ahead else flow.fields
-    arrays, static = eqx.partition(fields, eqx.is_array)
+    if condition is not None and condition.ndim > 1 and isinstance(flow.fields, MLPField):
+        flow = flow._ahead(condition)
+    arrays, static = eqx.partition(flow.fields, eqx.is_array)
 
     def body(carry, indexed):
         index, arrays = indexed
-        field = eqx.combine(arrays, static)
-        return block(carry, field if is_ahead else flow.velocity(field, condition), index)
+        velocity = flow.velocity(eqx.combine(arrays, static), condition)
+        return block(carry, velocity, index)
 
+    if flow.recompute == "segments":
+        body = jax.checkpoint(body, prevent_cse=False)
     return lax.scan(body, carry, (jnp.arange(flow.blocks), arrays), reverse=reverse)
-
-
-def _pays_ahead(flow: DDNF, condition) -> bool:
-    """Whether what does not depend on the points is computed for all blocks at once, before the first of them.
-
-    Few large products are faster than many small ones. But what a condition says is then kept for all blocks.
-    """
-    if not isinstance(flow.fields, MLPField):
-        return False
-    return condition is None or (condition.ndim > 1 and condition.size <= _MOST_AHEAD * len(condition))
 
 
 def _scan_cells(cell, carry, flow: DDNF):
@@ -372,14 +380,21 @@ def _scan_cells(cell, carry, flow: DDNF):
     if flow.recompute == "cells":
         return lax.scan(cell, carry, jnp.arange(flow.steps))
 
-    def segment(carry, numbers):
-        return lax.scan(cell, carry, numbers)
+    return _scan_segments(cell, carry, jnp.arange(flow.steps), levels=2)
 
-    length = isqrt(flow.steps)
-    whole = flow.steps // length * length
-    segments = jnp.arange(whole).reshape(-1, length)
-    carry, _ = lax.scan(jax.checkpoint(segment, prevent_cse=False), carry, segments)
-    return segment(carry, jnp.arange(whole, flow.steps))
+
+def _scan_segments(cell, carry, numbers, *, levels: int):
+    """A scan in segments, and these in segments again: the backward pass keeps their beginnings alone."""
+    length = round(len(numbers) ** (levels / (levels + 1)))
+    if levels == 0 or len(numbers) <= 2 * length:
+        return lax.scan(cell, carry, numbers)
+    whole = len(numbers) // length * length
+
+    def segment(carry, numbers):
+        return _scan_segments(cell, carry, numbers, levels=levels - 1)
+
+    carry, _ = lax.scan(jax.checkpoint(segment, prevent_cse=False), carry, numbers[:whole].reshape(-1, length))
+    return segment(carry, numbers[whole:])
 
 
 def _admissible(solver: Solver, bound: float) -> float:

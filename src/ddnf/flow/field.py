@@ -140,8 +140,7 @@ class Linearization(eqx.Module):
         """B A, as a sequence (or leading axis) of its r columns."""
         field = self.field
         if field.start is None:
-            eye = jnp.eye(field.layers[field.narrow].weight.shape[1], dtype=self.velocity.dtype)
-            return jax.vmap(lambda e: self.right(self.left(e)))(eye)
+            return self._wide_core()
         columns, after = field.start, _order(field)
         slope = self._slope_after(after[0])
         for index in after[1:]:
@@ -150,6 +149,20 @@ class Linearization(eqx.Module):
         if len(columns) > 3 and columns[0].ndim == 1 and slope is not None:
             return field.gain * jnp.einsum("ji,i...->ji...", jnp.asarray(columns), slope)
         return [field.gain * (c if slope is None else _times(slope, c)) for c in columns]
+
+    def _wide_core(self) -> Array:
+        field = self.field
+        if not all(layer.plain for layer in field.layers):
+            eye = jnp.eye(field.layers[field.narrow].weight.shape[1], dtype=self.velocity.dtype)
+            return jax.vmap(lambda e: self.right(self.left(e)))(eye)
+        # All columns in the second axis, so that each layer is one large product.
+        order = [*range(field.narrow, len(field.layers)), *range(field.narrow)]
+        columns = field.layers[order[0]].weight
+        for before, index in zip(order, [*order[1:], None], strict=True):
+            slope = self._slope_after(before)
+            columns = columns if slope is None else _times(columns, jnp.expand_dims(slope, 1))
+            columns = columns if index is None else field.layers[index].linear(columns)
+        return field.gain * jnp.swapaxes(columns, 0, 1)
 
     def _slope_after(self, index):
         return self.slopes[index] if index < len(self.slopes) else None

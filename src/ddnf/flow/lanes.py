@@ -16,15 +16,15 @@ from jax.custom_batching import custom_vmap
 from jaxtyping import Array, PyTree
 
 
-def over_lanes(function: Callable, tree: PyTree, *points: Array | None, chunk: int | None = None) -> PyTree:
+def over_lanes(function: Callable, tree: PyTree, *points: Array | None, chunk: int) -> PyTree:
     """``function(tree, *points)``; under a direct `vmap` over the points, with lanes for the batch.
 
     `function` must take trailing lanes in each point and return them in each output. Where `vmap` is not the
     innermost transformation (``vmap(grad(...))``, or a `jit` in between), or where `tree` is batched too,
     the ordinary batching takes over: the result is the same.
 
-    With `chunk`, no more than so many points are computed side by side. That is for iterations, which last as long
-    as the slowest of the points and go over all of them each time.
+    No more than `chunk` points are computed side by side: what they need should stay in the caches. And iterations last
+    as long as the slowest of the points.
     """
     # `custom_vmap` can be differentiated in reverse from outside only, hence the question.
     if not _vmap_is_innermost():
@@ -46,27 +46,30 @@ def over_lanes(function: Callable, tree: PyTree, *points: Array | None, chunk: i
             widest = jnp.broadcast_shapes(*(p.shape[1:] for p in jax.tree.leaves(lanes)))
             lanes = jax.tree.map(lambda p: jnp.broadcast_to(p, p.shape[:1] + widest), lanes)
             # Another vmap may be around this one, which then comes first.
-            out = _in_chunks(lambda lanes: over_lanes(function, eqx.combine(arrays, static), *lanes), lanes, chunk)
+            out = _in_chunks(
+                lambda lanes: over_lanes(function, eqx.combine(arrays, static), *lanes, chunk=chunk), lanes, chunk
+            )
             out = jax.tree.map(lambda y: jnp.moveaxis(y, -1, 0), out)
         return out, jax.tree.map(lambda _: True, out)
 
     return call(arrays, points)
 
 
-def _in_chunks(function: Callable, lanes: PyTree, chunk: int | None) -> PyTree:
+def _in_chunks(function: Callable, lanes: PyTree, chunk: int) -> PyTree:
     """``function(lanes)``, at most `chunk` of the last axis at a time."""
     size = jax.tree.leaves(lanes)[0].shape[-1]
-    if chunk is None or size <= chunk:
+    if size <= chunk:
         return function(lanes)
     count = -(-size // chunk)
+    width = -(-size // count)
 
     def split(p):
-        padded = jnp.concatenate([p, jnp.repeat(p[..., -1:], count * chunk - size, axis=-1)], axis=-1)
-        return jnp.moveaxis(padded.reshape(*p.shape[:-1], count, chunk), -2, 0)
+        padded = jnp.concatenate([p, jnp.repeat(p[..., -1:], count * width - size, axis=-1)], axis=-1)
+        return jnp.moveaxis(padded.reshape(*p.shape[:-1], count, width), -2, 0)
 
     def join(y):
         y = jnp.moveaxis(y, 0, -2)
-        return y.reshape(*y.shape[:-2], count * chunk)[..., :size]
+        return y.reshape(*y.shape[:-2], count * width)[..., :size]
 
     return jax.tree.map(join, lax.map(function, jax.tree.map(split, lanes)))
 

@@ -88,8 +88,11 @@ def _slog_det_and_inverse(matrix):
 
 @_slog_det.defjvp
 def _slog_det_jvp(primals, tangents):
-    (sign, log_abs, _), (sign_change, change, _) = jax.jvp(_slog_det_and_inverse, primals, tangents)
-    return (sign, log_abs), (sign_change, change)
+    # The value does not come with the inverse: where a cell is computed again in the backward pass, the way forward
+    # needs the value alone, and the way back the inverse alone.
+    sign, log_abs = _slog_det(*primals)
+    _, (_, change, _) = jax.jvp(_slog_det_and_inverse, primals, tangents)
+    return (sign, log_abs), (jnp.zeros_like(sign), change)
 
 
 @_slog_det_and_inverse.defjvp
