@@ -216,7 +216,9 @@ class DDNF(AbstractBijection):
             return field
         if not isinstance(field, MLPField):
             return lambda z: field(z, condition)
-        velocity = field.at(condition)
+        return self._bounded(field.at(condition))
+
+    def _bounded(self, velocity: Velocity) -> Velocity:
         if self.lipschitz is None:
             return velocity
         fastest = _admissible(self.solver, self.lipschitz) / self.dt
@@ -246,7 +248,10 @@ class DDNF(AbstractBijection):
 
     def _ahead(self, condition: Array | None) -> "DDNF":
         """The flow at one condition, with all that does not depend on the points computed for all blocks at once."""
-        velocities = eqx.filter_vmap(lambda field: self.velocity(field, condition))(self.fields)
+        fields: MLPField = self.fields
+        velocities = eqx.filter_vmap(lambda field, heard: self._bounded(field.given(heard)))(
+            fields, fields.heard(condition)
+        )
         return eqx.tree_at(lambda flow: flow.fields, self, velocities)
 
     @property

@@ -67,6 +67,11 @@ class Context(eqx.Module):
         self.scale = 0.1 * scale
         self.update = (update[0], update[1], update[2]) if update else None
 
+    @property
+    def matrices(self) -> tuple[Array, ...]:
+        """All that is multiplied by the condition."""
+        return (self.scale, self.shift) if self.update is None else (self.scale, self.shift, self.update[1])
+
 
 class AbstractLayer(eqx.Module):
     """An affine layer."""
@@ -280,12 +285,24 @@ class MLPField(eqx.Module):
 
     def at(self, condition: Float[Array, "condition *lanes"] | None = None) -> Velocity:
         """The field at one condition, with all that does not depend on z computed once."""
+        return self.given(self.heard(condition))
+
+    def heard(self, condition: Float[Array, "condition *lanes"] | None) -> Float[Array, "*more"] | None:
+        """What a condition says to the layers, for one field or a stack of them: one product for all."""
         if self.contexts is None:
+            return None
+        if condition is None:
+            raise ValueError("Expected a condition for this field; got None.")
+        matrix = jnp.concatenate([m for context in self.contexts for m in context.matrices], axis=-2)
+        said = jnp.tensordot(matrix.reshape(-1, matrix.shape[-1]), condition, 1)
+        return said.reshape(*matrix.shape[:-1], *condition.shape[1:])
+
+    def given(self, heard: Float[Array, "n *lanes"] | None) -> Velocity:
+        """The field when its layers have `heard` what a condition says."""
+        if self.contexts is None or heard is None:
             layers = tuple(Layer(w, b) for w, b in zip(self.weights, self.biases, strict=True))
         else:
-            if condition is None:
-                raise ValueError("Expected a condition for this field; got None.")
-            layers = _modulated(self.weights, self.biases, self.contexts, condition)
+            layers = _modulated(self.weights, self.biases, self.contexts, heard)
         narrow = self._narrow()
         gain = jnp.ones((), self.weights[0].dtype)
         return Velocity(layers, gain, first_columns(layers, narrow), narrow, self.activation)
@@ -336,11 +353,9 @@ def _largest(a: Float[Array, "n *lanes"]) -> Float[Array, "*lanes"]:
     return largest + mean - jax.lax.stop_gradient(mean)
 
 
-def _modulated(weights, biases, contexts: Sequence[Context], condition) -> tuple[Layer, ...]:
-    """The layers at a condition, with one product for all that it says to them."""
-    matrices = [m for c in contexts for m in (c.scale, c.shift, *(() if c.update is None else c.update[1:2]))]
-    said = jnp.tensordot(jnp.concatenate(matrices), condition, 1)
-    pieces = iter(jnp.split(said, list(accumulate(map(len, matrices)))[:-1]))
+def _modulated(weights, biases, contexts: Sequence[Context], heard) -> tuple[Layer, ...]:
+    sizes = [len(matrix) for context in contexts for matrix in context.matrices]
+    pieces = iter(jnp.split(heard, list(accumulate(sizes))[:-1]))
     layers = []
     for weight, bias, context in zip(weights, biases, contexts, strict=True):
         scale, shift, update = 1 + next(pieces), next(pieces), context.update

@@ -20,8 +20,8 @@ class _Pick(AbstractLayer):
 
     weight: Float[Array, "a a"]
     offset: Float[Array, " a"]
-    scale: None = None
-    update: None = None
+    scale: Array | None = None
+    update: tuple[Array, Array, Array] | None = None
 
     def __init__(self, size: int, dtype: jnp.dtype):
         self.weight, self.offset = jnp.eye(size, dtype=dtype), jnp.zeros(size, dtype)
@@ -41,8 +41,8 @@ class _Spread(AbstractLayer):
 
     weight: Float[Array, "a last"]
     offset: Float[Array, " a+last"]
-    scale: None = None
-    update: None = None
+    scale: Array | None = None
+    update: tuple[Array, Array, Array] | None = None
 
     def linear(self, x: Float[Array, "last *lanes"]) -> Float[Array, "out *lanes"]:
         return jnp.concatenate([jnp.tensordot(self.weight, x, 1), x])

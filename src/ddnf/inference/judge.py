@@ -72,6 +72,11 @@ def judge(key: PRNGKeyArray, flow: AbstractBijection, target: Target) -> Verdict
     )
 
 
+def is_sound(key: PRNGKeyArray, flow: AbstractBijection) -> bool:
+    """Whether no cell of the flow folds on some draws."""
+    return folded_share(flow, _few(key, flow.shape[0])) == 0
+
+
 def warm_up(key: PRNGKeyArray, flow: AbstractBijection) -> None:
     """Compiles what `judge` and `complaints` will need of the flow, by judging one of the same structure.
 

@@ -149,7 +149,8 @@ def fit_posterior(
 
     A search for modes gives a Gaussian, which standardizes the target; a flow, close to the identity at first, and an
     affine map after it are trained on draws of their own. If importance weights say that the fit is not good
-    enough yet, training starts anew from where it is, for `rounds` rounds at most.
+    enough yet, training starts anew from where it is, for `rounds` rounds at most; or from the beginning with a smaller
+    learning rate, if the flow folds or has become worse than the Gaussian was. The best of the rounds is returned.
 
     Args:
         key: random key.
@@ -195,6 +196,7 @@ def fit_posterior(
     gradient = best_gradient(whole) if gradient is None else gradient
     temper = (0.3 if len(modes) > 1 else 0.0) if temper is None else temper
     losses, seconds, verdict = [], [], None
+    judged: list[tuple[tuple[bool, bool, float], AbstractBijection, judge.Verdict]] = []
 
     def finish(trained):
         return exactly(trained if whiten is None else whiten.merge(trained))
@@ -223,9 +225,13 @@ def fit_posterior(
             continue
         final = finish(whole)
         verdict = judge.judge(judge_key, final, target)
-        if verdict.is_good:
+        is_sound = judge.is_sound(judge_key, final)
+        judged.append(((is_sound, verdict.is_good, verdict.elbo), final, verdict))
+        if verdict.is_good and is_sound:
             break
-    assert verdict is not None  # the last round ends with one
+        if not is_sound or verdict.elbo < judge.judge(judge_key, finish(start), target).elbo:
+            whole, learning_rate = start, learning_rate / 4
+    _, final, verdict = max(judged, key=lambda found: found[0])
     course = np.concatenate(losses)
     complaints = judge.complaints(judge_key, final, target, verdict, course, search)
     for complaint in complaints:
