@@ -61,7 +61,7 @@ def flow(*, quick: bool) -> list[dict]:
     """Our rules among themselves, by `benchmarks/flow.py`."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "flow.json"
-        seconds = "0.5" if quick else "4"
+        seconds = "0.5" if quick else "2"
         _run([str(ROOT / "benchmarks" / "flow.py"), "--seconds", seconds, "--out", str(out)])
         return json.loads(out.read_text())["rows"]
 

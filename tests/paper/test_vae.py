@@ -128,3 +128,14 @@ def test_estimate_is_shown_where_it_is_another():
     assert "2 of" in table.caption
     rows = {row[0]: row for row in table.rows}
     assert "95.00" in rows["DDNF (2, 2) + context, one probe"] and rows["plain VAE"][4] == ""
+
+
+@pytest.mark.slow
+def test_a_model_trained_by_probes_is_judged_and_shown_without(tmp_path):
+    config = dataclasses.replace(
+        vae.PROFILES["smoke"], train_images=200, test_images=50, importance_draws=5, importance_images=5
+    )
+    part = vae.parts(dataclasses.replace(config, models=("ddnf22+context",), epochs=1), 0)
+    (found,) = (run_it(tmp_path) for run_it in part.values())
+    assert found["estimate"] != found["negative_elbo"]
+    assert np.shape(found["plane"]["after"])[1] == 2

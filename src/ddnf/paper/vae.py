@@ -224,7 +224,7 @@ def _part(config: Config, seed: int, run: Run, checkpoint: Path) -> dict[str, An
         skipped=trained.skipped,
         epoch_seconds=float(np.nanmedian(trained.seconds[1:])) if len(trained.seconds) > 1 else None,
         curves=dict(train=trained.train, valid=trained.valid, test=trained.test),
-        **(_shown(show_key, trained.vae, data, test) if run.seed == 0 else {}),
+        **(_shown(show_key, trained.vae.exactly(), data, test) if run.seed == 0 else {}),
     )
 
 
