@@ -199,4 +199,7 @@ def _pareto(excess: Float[np.ndarray, " n"]) -> tuple[float, float]:
 
 
 def _pareto_quantile(p, shape, scale):
-    return -scale * np.log1p(-p) if abs(shape) < 1e-12 else scale * np.expm1(-shape * np.log1p(-p)) / shape
+    if abs(shape) < 1e-12:
+        return -scale * np.log1p(-p)
+    with np.errstate(over="ignore"):  # of a lost fit: its k-hat says so
+        return scale * np.expm1(-shape * np.log1p(-p)) / shape
