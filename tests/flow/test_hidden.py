@@ -34,5 +34,6 @@ def test_it_pays_where_points_have_many_dimensions():
         flow = DDNF(jr.key(0), dim, blocks=1, hidden=widths, steps=steps)
         return hidden.pays(flow.velocity(jax.tree.map(lambda a: a[0], flow.fields), None), steps)
 
-    assert pays(40, (16,)) and pays(40, (2, 2)) and pays(400, (64, 8, 64))
-    assert not pays(2, (16, 16)) and not pays(40, (16,), steps=1) and not pays(40, (64, 8, 64))
+    assert pays(40, (16,)) and pays(40, (2, 2)) and pays(40, (64, 8, 64))
+    assert not pays(2, (16, 16)) and not pays(40, (16,), steps=1) and not pays(5, (64, 3, 64))
+    assert not pays(10, (3,), steps=2)

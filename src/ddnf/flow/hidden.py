@@ -14,6 +14,8 @@ from jaxtyping import Array, Float
 
 from ddnf.flow.field import AbstractLayer, Velocity, first_columns, spectral_norm
 
+_FEWEST_STEPS = 4
+
 
 class _Pick(AbstractLayer):
     """A first layer that takes a of (a, s) as it is."""
@@ -52,13 +54,12 @@ class _Spread(AbstractLayer):
 
 
 def pays(velocity: Velocity, steps: int) -> bool:
-    """Whether `steps` steps cost clearly less among the hidden units than among the points: it is more to compile."""
+    """Whether `steps` steps cost less among the hidden units than among the points, and are worth compiling more."""
     first, last = velocity.layers[0], velocity.layers[-1]
-    if velocity.narrow == 0 or not (first.plain and last.plain):
+    if steps < _FEWEST_STEPS or velocity.narrow == 0 or not (first.plain and last.plain):
         return False
     into, out = len(first.weight), last.weight.shape[1]
-    outside, inside = (into + out) * len(last.weight), into * out
-    return outside + steps * inside <= 0.6 * steps * outside
+    return into * out < (into + out) * len(last.weight)
 
 
 def among_hidden(velocity: Velocity) -> Velocity:
