@@ -107,10 +107,10 @@ class Layer(AbstractLayer):
     update: tuple[Array, Array, Array] | None = None
 
     def linear(self, x: Float[Array, "in *lanes"]) -> Float[Array, "out *more"]:
-        y = jnp.tensordot(self.weight, x, 1)
+        y = _product(self.weight, x)
         if self.update is not None:
             left, gate, right = self.update
-            y = _plus(y, jnp.tensordot(left, _times(gate, jnp.tensordot(right, x, 1)), 1))
+            y = _plus(y, _product(left, _times(gate, _product(right, x))))
         return y if self.scale is None else _times(self.scale, y)
 
     def norm(self) -> Float[Array, "*lanes"]:
@@ -165,7 +165,11 @@ class Linearization(eqx.Module):
         columns = field.layers[order[0]].weight
         for before, index in zip(order, [*order[1:], None], strict=True):
             slope = self._slope_after(before)
-            columns = columns if slope is None else _times(columns, jnp.expand_dims(slope, 1))
+            if slope is not None and columns.ndim == 2:
+                # By `einsum`, whose gradient has no weights broadcast to all lanes.
+                columns = jnp.einsum("ij,i...->ij...", columns, slope)
+            elif slope is not None:
+                columns = _times(columns, jnp.expand_dims(slope, 1))
             columns = columns if index is None else field.layers[index].linear(columns)
         return field.gain * jnp.swapaxes(columns, 0, 1)
 
@@ -402,6 +406,11 @@ def _advance(layer: AbstractLayer, slope: Array | None, columns: Sequence[Array]
         products = jnp.split(jnp.tensordot(stacked, slope, 1), len(columns))
         return products if layer.scale is None else [_times(layer.scale, p) for p in products]
     return [layer.linear(_times(slope, c)) for c in columns]
+
+
+def _product(matrix: Float[Array, "out in"], x: Float[Array, "in *lanes"]) -> Float[Array, "out *lanes"]:
+    # Of two matrices: the gradient's product is then laid out like x, and needs no copy.
+    return (matrix @ x.reshape(len(x), -1)).reshape(-1, *x.shape[1:])
 
 
 def _match(a: Array, b: Array) -> tuple[Array, Array]:

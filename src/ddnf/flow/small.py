@@ -173,7 +173,7 @@ def _by_shrinking(m: Float[Array, "n n *lanes"], safe: Bool[Array, ""]):
     sign, log_abs = jnp.ones(m.shape[2:], m.dtype), jnp.zeros(m.shape[2:], m.dtype)
     while len(m) > _PIVOTS:
         pivot_sign, pivot_log, inv, safe = _stage(safe, _pivots, m, safe)
-        right, _ = _stage(safe, _eliminated, m, inv)
+        right = _stage(safe, _eliminated, m, inv)
         m = _stage(safe, _schur, m, right)
         sign, log_abs = sign * pivot_sign, log_abs + pivot_log
     last_sign, last_log, _, safe = _by_halves(m, safe, invert=False)
@@ -181,22 +181,43 @@ def _by_shrinking(m: Float[Array, "n n *lanes"], safe: Bool[Array, ""]):
 
 
 def _by_sweeps(m: Float[Array, "n n *lanes"], safe: Bool[Array, ""], *, invert: bool):
-    """As `_by_halves` by Gauss-Jordan sweeps, a few pivots each, in a loop that compiles once for any size."""
-    n = len(m)
-    m = _padded(m)
+    """As `_by_halves` by Gauss-Jordan sweeps, a few pivots each, in a loop that compiles once for any size.
 
-    def sweep(_, state):
-        m, sign, log_abs, safe = state
-        pivot_sign, pivot_log, inv, safe = _stage(safe, _pivots, m, safe)
-        right, left = _stage(safe, _eliminated, m, inv)
-        rest = _stage(safe, _schur, m, right)
-        # The rows and columns that are done go last: the next ones are then the first, and n sweeps restore the order.
-        m = jnp.concatenate([jnp.concatenate([rest, -left], axis=1), jnp.concatenate([right, inv], axis=1)])
-        return m, sign * pivot_sign, log_abs + pivot_log, safe
+    With C the columns of the pivots, R their rows, D where these meet and E the same columns of the identity, a sweep is
+    one update of the matrix in place, M - (C - E) D^-1 (R + E^T), and M is the inverse when all rows were swept. The
+    determinant does without E: what was swept is then zero.
+    """
+    n, lanes = len(m), m.shape[2:]
+    state = _padded(m), jnp.ones(lanes, m.dtype), jnp.zeros(lanes, m.dtype), safe
+    count = len(state[0]) // _PIVOTS
+    if invert:
+        inv, sign, log_abs, safe = lax.fori_loop(0, count, partial(_sweep, invert=True), state)
+        return sign, log_abs, inv[:n, :n], safe
+    # Half of the rows, then the other half without those that are done.
+    half = count // 2
+    m, *others = lax.fori_loop(0, half, partial(_sweep, invert=False), state)
+    done = half * _PIVOTS
+    _, *result, safe = lax.fori_loop(0, count - half, partial(_sweep, invert=False), (m[done:, done:], *others))
+    return *result, None, safe
 
-    start = m, jnp.ones(m.shape[2:], m.dtype), jnp.zeros(m.shape[2:], m.dtype), safe
-    inv, sign, log_abs, safe = lax.fori_loop(0, len(m) // _PIVOTS, sweep, start)
-    return sign, log_abs, inv[:n, :n] if invert else None, safe
+
+def _sweep(number, state, *, invert):
+    m, sign, log_abs, safe = state
+    cross = partial(_cross, first=number * _PIVOTS, invert=invert)
+    columns, rows, (pivot_sign, pivot_log, inv, safe) = _stage(safe, cross, m, safe)
+    columns = _stage(safe, _product, columns, inv)
+    return m - _product(columns, rows), sign * pivot_sign, log_abs + pivot_log, safe
+
+
+def _cross(m, safe, *, first, invert):
+    """C - E and R + E^T (C and R for the determinant), and the sign, log|det| and inverse of D."""
+    rows, columns = (lax.dynamic_slice_in_dim(m, first, _PIVOTS, axis) for axis in (0, 1))
+    pivots = _by_halves(lax.dynamic_slice_in_dim(rows, first, _PIVOTS, 1), safe, invert=True)
+    if not invert:
+        return columns, rows, pivots
+    unit = jnp.arange(len(m))[:, None] == first + jnp.arange(_PIVOTS)
+    unit = unit.astype(m.dtype).reshape(unit.shape + (1,) * (m.ndim - 2))
+    return columns - unit, rows + jnp.swapaxes(unit, 0, 1), pivots
 
 
 def _padded(m):
@@ -213,8 +234,8 @@ def _pivots(m, safe):
 
 
 def _eliminated(m, inv):
-    """The first rows and the first columns, times the inverse of their pivots."""
-    return _product(inv, m[:_PIVOTS, _PIVOTS:]), _product(m[_PIVOTS:, :_PIVOTS], inv)
+    """The first rows, times the inverse of their pivots."""
+    return _product(inv, m[:_PIVOTS, _PIVOTS:])
 
 
 def _schur(m, right):
