@@ -15,6 +15,7 @@ import json
 import os
 import platform
 import time
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -41,26 +42,26 @@ def main() -> None:
     record = json.loads(path.read_text()) if options.only and path.exists() else dict(parts={})
     for name in PARTS:
         if name in (options.only or (QUICK_PARTS if options.quick else PARTS)):
-            record["parts"][name] = _part(name, quick=options.quick)
-            record |= _circumstances()
-            path.write_text(json.dumps(record, indent=1) + "\n")
+            for part in _part(name, quick=options.quick):
+                record["parts"][name] = part
+                record |= _circumstances()
+                path.write_text(json.dumps(record, indent=1) + "\n")
     record = json.loads(path.read_text())
     for written in (path, *report.write(record, options.out)):
         print(f"written to {written}")
     print(report.verdicts(record))
 
 
-def _part(name: str, *, quick: bool) -> dict:
+def _part(name: str, *, quick: bool) -> Iterator[dict]:
+    """The part as far as it is done, again and again: what takes long is kept as it comes."""
     start = time.perf_counter()
-    if name in WORKS:
-        with Workers() as workers:
-            rows = WORKS[name](workers, quick=quick)
-    else:
-        rows = ALONE[name](quick=quick)
-    seconds = time.perf_counter() - start
-    print(f"{name}: {seconds:.0f} s", flush=True)
     command = f"python -m benchmarks{' --quick' if quick else ''} --only {name}"
-    return dict(command=command, date=datetime.now(UTC).isoformat(timespec="seconds"), seconds=seconds, rows=rows)
+    part = dict(command=command, date=datetime.now(UTC).isoformat(timespec="seconds"), rows=[])
+    with Workers() as workers:
+        for row in WORKS[name](workers, quick=quick) if name in WORKS else ALONE[name](quick=quick):
+            part["rows"].append(row)
+            yield part | dict(seconds=time.perf_counter() - start)
+    print(f"{name}: {time.perf_counter() - start:.0f} s", flush=True)
 
 
 def _circumstances() -> dict:

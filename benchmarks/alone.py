@@ -4,7 +4,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tqdm import tqdm
@@ -27,7 +27,7 @@ METHODS = ("ours", "NUTS", "AutoIAFNormal", "AutoBNAFNormal")
 TOLERANCE = 0.05
 
 
-def race(*, quick: bool) -> list[dict]:
+def race(*, quick: bool) -> Iterator[dict]:
     """Seconds until KL <= 0.01 on the two energies, compilation included, within 20 s.
 
     Three seeds in turn; who has not got there with the first does not start again.
@@ -36,34 +36,33 @@ def race(*, quick: bool) -> list[dict]:
     runs = [(module, peer, energy) for energy in energies for module, peer in RACERS]
     if quick:
         runs = [run for run in runs if run[1] in QUICK_RACERS]
-    rows = []
     for seed in range(1 if quick else 3):
+        there = []
         for module, peer, energy in tqdm(runs, desc=f"race {seed + 1}", leave=False):
             words = ["-m", f"benchmarks.{module}", peer, energy, "--limit", "10" if quick else "20"]
-            rows.append(_row([*words, "--seed", str(seed)], dict(peer=peer, energy=energy, seed=seed)))
-        there = [(row["peer"], row["energy"]) for row in rows if row.get("reached")]
-        runs = [run for run in runs if run[1:] in there]
-    return rows
+            row = _row([*words, "--seed", str(seed)], dict(peer=peer, energy=energy, seed=seed))
+            if seed > 0 or row.get("reached"):
+                there.append((module, peer, energy))
+            yield row
+        runs = there
 
 
-def posteriors(*, quick: bool) -> list[dict]:
+def posteriors(*, quick: bool) -> Iterator[dict]:
     """Seconds from the model to 10,000 draws, and whether they are within tolerance, by `benchmarks/posteriors.py`."""
-    rows = []
     for name in POSTERIORS[: 1 if quick else None]:
         for method in tqdm(METHODS[: 2 if quick else None], desc=f"posteriors, {name}", leave=False):
             found = _row([str(ROOT / "benchmarks" / "posteriors.py"), "--row", method, name], dict(posterior=name))
             within = max(found.get("mean", 9.0), found.get("deviation", 9.0)) <= TOLERANCE
-            rows.append(dict(peer=method, **found, within=within))
-    return rows
+            yield dict(peer=method, **found, within=within)
 
 
-def flow(*, quick: bool) -> list[dict]:
+def flow(*, quick: bool) -> Iterator[dict]:
     """Our rules among themselves, by `benchmarks/flow.py`."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "flow.json"
         seconds = "0.5" if quick else "2"
         _run([str(ROOT / "benchmarks" / "flow.py"), "--seconds", seconds, "--out", str(out)])
-        return json.loads(out.read_text())["rows"]
+        yield from json.loads(out.read_text())["rows"]
 
 
 def _row(arguments: list[str], known: dict) -> dict:
@@ -79,4 +78,4 @@ def _run(arguments: list[str]) -> str:
     return done.stdout
 
 
-ALONE: dict[str, Callable[..., list[dict]]] = dict(race=race, posteriors=posteriors, flow=flow)
+ALONE: dict[str, Callable[..., Iterator[dict]]] = dict(race=race, posteriors=posteriors, flow=flow)
