@@ -56,11 +56,11 @@ def _part(name: str, *, quick: bool) -> Iterator[dict]:
     """The part as far as it is done, again and again: what takes long is kept as it comes."""
     start = time.perf_counter()
     command = f"python -m benchmarks{' --quick' if quick else ''} --only {name}"
-    part = dict(command=command, date=datetime.now(UTC).isoformat(timespec="seconds"), rows=[])
+    date, rows = datetime.now(UTC).isoformat(timespec="seconds"), []
     with Workers() as workers:
         for row in WORKS[name](workers, quick=quick) if name in WORKS else ALONE[name](quick=quick):
-            part["rows"].append(row)
-            yield part | dict(seconds=time.perf_counter() - start)
+            rows.append(row)
+            yield dict(command=command, date=date, seconds=time.perf_counter() - start, rows=rows)
     print(f"{name}: {time.perf_counter() - start:.0f} s", flush=True)
 
 
