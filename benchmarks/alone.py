@@ -12,7 +12,6 @@ from tqdm import tqdm
 ROOT = Path(__file__).parents[1]
 RACERS = (
     ("race_jax", "ours"),
-    ("race_jax", "ours, fit_posterior"),
     ("race_jax", "FlowJAX MAF-RQS"),
     ("race_jax", "FlowJAX BNAF"),
     ("race_jax", "planar"),

@@ -93,7 +93,7 @@ _FEW_DENSITIES = {JAX: ("ours", "ours, from points to noise", "FlowJAX MAF-RQS",
 def densities(workers: Workers, *, quick: bool) -> list[dict]:
     """100,000 samples, and log densities of as many points, in two dimensions; (16, 16) units, 64 cells."""
     rows, names = [], _FEW_DENSITIES if quick else DENSITIES
-    patience = Patience(1, 2, 1.0) if quick else Patience(2, 5, 4.0)
+    patience = Patience(1, 2, 1.0) if quick else Patience(2, 5, 3.0)
     for work in ("sample", "log_prob"):
         contestants = []
         for module in names:
@@ -128,7 +128,7 @@ def growth(workers: Workers, *, quick: bool) -> list[dict]:
             continue
         sizes = [{**_BASE, axis: value} for value in (values[::3] if quick else values)]
         contestants = [Contestant(JAX, "ours", "step", size) for size in sizes]
-        patience = QUICK if quick else Patience(5, 15, 2.0)
+        patience = QUICK if quick else Patience(3, 9, 2.0)
         rows += [dict(axis=axis, **row) for row in take_turns(workers, contestants, patience, f"growth, {axis}")]
     return rows
 
@@ -195,7 +195,7 @@ def vae(workers: Workers, *, quick: bool) -> list[dict]:
             contestants.append(Contestant(module, peer, "epoch", dict(batch=100, steps=steps, images=100 * steps)))
     if quick:
         contestants = [one for one in contestants if one.peer in ("ours plain", "ours DDNF + context", "PyTorch plain")]
-    rows = take_turns(workers, contestants, Patience(1, 3, 2.0) if quick else Patience(3, 7, 6.0), "auto-encoder")
+    rows = take_turns(workers, contestants, Patience(1, 3, 2.0) if quick else Patience(3, 5, 5.0), "auto-encoder")
     return [_scaled(row, EPOCH / row["steps"]) for row in rows]
 
 
