@@ -219,9 +219,9 @@ def test_compile_time_does_not_grow_with_blocks_and_steps():
         flow = ddnf.DDNF(jr.key(0), 2, blocks=n, steps=n)
         arrays, static = eqx.partition(flow, eqx.is_inexact_array)
         loss = jax.grad(lambda a: jnp.sum(jax.vmap(eqx.combine(a, static).transform_and_log_det)(jnp.ones((4, 2)))[1]))
-        return len(str(jax.make_jaxpr(loss)(arrays)).splitlines())
+        return str(jax.make_jaxpr(loss)(arrays)).count(" = ")
 
-    assert size(32) == size(3)
+    assert size(32) == size(3) > 100
 
 
 @pytest.mark.parametrize(("dim", "hidden"), [(2, (4, 4)), (6, (5,)), (20, (24, 24))], ids=str)

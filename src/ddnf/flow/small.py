@@ -183,9 +183,9 @@ def _by_shrinking(m: Float[Array, "n n *lanes"], safe: Bool[Array, ""]):
 def _by_sweeps(m: Float[Array, "n n *lanes"], safe: Bool[Array, ""], *, invert: bool):
     """As `_by_halves` by Gauss-Jordan sweeps, a few pivots each, in a loop that compiles once for any size.
 
-    With C the columns of the pivots, R their rows, D where these meet and E the same columns of the identity, a sweep is
-    one update of the matrix in place, M - (C - E) D^-1 (R + E^T), and M is the inverse when all rows were swept. The
-    determinant does without E: what was swept is then zero.
+    With C the columns of the pivots, R their rows, D where these meet and E the same columns of the identity, a sweep
+    is one update of the matrix in place, M - (C - E) D^-1 (R + E^T), and M is the inverse when all rows were swept.
+    The determinant does without E: what was swept is then zero.
     """
     n, lanes = len(m), m.shape[2:]
     state = _padded(m), jnp.ones(lanes, m.dtype), jnp.zeros(lanes, m.dtype), safe
