@@ -34,7 +34,7 @@ PACKAGES = (
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="three minutes instead of twenty: fewer sizes and peers")
+    parser.add_argument("--quick", action="store_true", help="four minutes instead of twenty: fewer sizes and peers")
     parser.add_argument("--only", nargs="+", choices=PARTS, help="only these parts")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent)
     options = parser.parse_args()
