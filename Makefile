@@ -28,7 +28,7 @@ check: lint types test
 reproduce: setup
 	$(BIN)/ddnf reproduce all --profile quick --out reproduced
 
-# The peers have an environment of their own, PyTorch among them. `make bench QUICK=1` takes four minutes.
+# The peers have an environment of their own, PyTorch among them. `make bench QUICK=1` takes three minutes.
 .venv-bench/.installed: pyproject.toml constraints.txt benchmarks/constraints.txt benchmarks/requirements.txt
 	$(PYTHON) -m venv .venv-bench
 	.venv-bench/bin/pip install --quiet --constraint constraints.txt --constraint benchmarks/constraints.txt \

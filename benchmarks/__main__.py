@@ -34,33 +34,33 @@ PACKAGES = (
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="four minutes instead of twenty: fewer sizes and peers")
+    parser.add_argument("--quick", action="store_true", help="three minutes instead of twenty: fewer sizes and peers")
     parser.add_argument("--only", nargs="+", choices=PARTS, help="only these parts")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent)
     options = parser.parse_args()
     path = options.out / "results.json"
     record = json.loads(path.read_text()) if options.only and path.exists() else dict(parts={})
-    for name in PARTS:
-        if name in (options.only or (QUICK_PARTS if options.quick else PARTS)):
-            for part in _part(name, quick=options.quick):
-                record["parts"][name] = part
-                record |= _circumstances()
-                path.write_text(json.dumps(record, indent=1) + "\n")
+    with Workers() as workers:
+        for name in PARTS:
+            if name in (options.only or (QUICK_PARTS if options.quick else PARTS)):
+                for part in _part(name, workers, quick=options.quick):
+                    record["parts"][name] = part
+                    record |= _circumstances()
+                    path.write_text(json.dumps(record, indent=1) + "\n")
     record = json.loads(path.read_text())
     for written in (path, *report.write(record, options.out)):
         print(f"written to {written}")
     print(report.verdicts(record))
 
 
-def _part(name: str, *, quick: bool) -> Iterator[dict]:
+def _part(name: str, workers: Workers, *, quick: bool) -> Iterator[dict]:
     """The part as far as it is done, again and again: what takes long is kept as it comes."""
     start = time.perf_counter()
     command = f"python -m benchmarks{' --quick' if quick else ''} --only {name}"
     date, rows = datetime.now(UTC).isoformat(timespec="seconds"), []
-    with Workers() as workers:
-        for row in WORKS[name](workers, quick=quick) if name in WORKS else ALONE[name](quick=quick):
-            rows.append(row)
-            yield dict(command=command, date=date, seconds=time.perf_counter() - start, rows=rows)
+    for row in WORKS[name](workers, quick=quick) if name in WORKS else ALONE[name](quick=quick):
+        rows.append(row)
+        yield dict(command=command, date=date, seconds=time.perf_counter() - start, rows=rows)
     print(f"{name}: {time.perf_counter() - start:.0f} s", flush=True)
 
 

@@ -19,7 +19,7 @@ RACERS = (
     ("race_torch", "Zuko NSF"),
     ("race_torch", "Zuko NAF"),
 )
-QUICK_RACERS = ("ours", "FlowJAX MAF-RQS", "planar", "Zuko NSF")
+QUICK_RACERS = ("ours", "planar")
 POSTERIORS = ("eight_schools-eight_schools_noncentered", "kidiq-kidscore_momiq")
 METHODS = ("ours", "NUTS", "AutoIAFNormal", "AutoBNAFNormal")
 # What counts as within tolerance: of a mean in reference deviations, of a deviation relative to it.

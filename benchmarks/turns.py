@@ -33,7 +33,7 @@ class Patience:
     seconds: float
 
 
-FULL, QUICK = Patience(3, 9, 3.0), Patience(1, 5, 1.0)
+FULL, QUICK = Patience(3, 7, 2.0), Patience(1, 5, 1.0)
 
 
 class Workers:

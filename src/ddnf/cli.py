@@ -322,7 +322,7 @@ def bench(*, quick: bool = False, only: tuple[str, ...] = (), folder: Path | Non
     """Measures the speed beside that of other libraries, in an environment that is built for it: 20 minutes.
 
     Args:
-        quick: fewer sizes and peers: 4 minutes.
+        quick: fewer sizes and peers: 3 minutes.
         only: some parts of it: steps, densities, growth, compiling, machine, vae, race, posteriors, flow.
         folder: a checkout of the source; found by itself in the working folder, or where ddnf is installed from one.
     """
