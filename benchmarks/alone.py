@@ -1,9 +1,8 @@
-"""The works in which every contestant has a process of its own: the race, the posteriors, and our own comparisons."""
+"""The works in which every contestant has a process of its own: the race, and the posteriors."""
 
 import json
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -55,15 +54,6 @@ def posteriors(*, quick: bool) -> Iterator[dict]:
             yield dict(peer=method, **found, within=within)
 
 
-def flow(*, quick: bool) -> Iterator[dict]:
-    """Our rules among themselves, by `benchmarks/flow.py`."""
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "flow.json"
-        seconds = "0.5" if quick else "2"
-        _run([str(ROOT / "benchmarks" / "flow.py"), "--seconds", seconds, "--out", str(out)])
-        yield from json.loads(out.read_text())["rows"]
-
-
 def _row(arguments: list[str], known: dict) -> dict:
     """What a process says in its last line; or its error."""
     try:
@@ -77,4 +67,4 @@ def _run(arguments: list[str]) -> str:
     return done.stdout
 
 
-ALONE: dict[str, Callable[..., Iterator[dict]]] = dict(race=race, posteriors=posteriors, flow=flow)
+ALONE: dict[str, Callable[..., Iterator[dict]]] = dict(race=race, posteriors=posteriors)

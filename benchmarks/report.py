@@ -77,9 +77,6 @@ def _sections(record: dict) -> list[str]:
         "(64, 64) units, d = 40, batch 1,024; `benchmarks/roofline.py` says what the products are. The bound is for "
         "products in pieces that stay in the caches; at once, they wait for memory.",
         _machine_table(record),
-        "## Ours among themselves",
-        "By `benchmarks/flow.py`: log-determinants against each other, and against the plain way.",
-        _flow_table(record),
     ]
 
 
@@ -153,14 +150,6 @@ def _machine_table(record: dict) -> str:
         share = summary.machine_share(record, part)
         lines.append((f"ours / ({part} + tanh)", "" if share is None else f"{share:.2f} times", ""))
     return table(("what", "ms", "Gflop/s"), lines)
-
-
-def _flow_table(record: dict) -> str:
-    lines = [
-        (row["comparison"], row.get("dim", ""), row.get("hidden", ""), f"{row['ratio']:.4g}", f"{row['bound']:.4g}")
-        for row in summary.rows(record, "flow")
-    ]
-    return table(("comparison", "d", "units", "ratio", "bound"), lines)
 
 
 def bars(record: dict, path: Path) -> Path:
