@@ -52,9 +52,9 @@ def steps(workers: Workers, *, quick: bool) -> list[dict]:
         whole = dict(**size, **_64_CELLS, batch=256)
         names = asked if quick else CELLS
         contestants = [Contestant(module, peer, "step", whole) for module in names for peer in names[module]]
-        if size["dim"] > 2:  # they are seen in two dimensions, and take long
+        if size["dim"] != 2:  # they are seen in two dimensions, and take long
             contestants = [one for one in contestants if not one.peer.endswith(("adjoint", "RK4, exact"))]
-        if size["dim"] > 40:
+        if size["dim"] == 200:
             contestants = [one for one in contestants if not one.peer.endswith(("Tsit5, exact", "Zuko CNF, exact"))]
         rows += take_turns(workers, contestants, QUICK if quick else FULL, f"step, {size}")
     return rows
