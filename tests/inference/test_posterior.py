@@ -236,6 +236,7 @@ def test_regularizer_keeps_the_flow_short():
     assert length(10.0) < 0.5 * length(0.0)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:k-hat")
 def test_checkpoint_of_a_posterior(tmp_path):
     options = dict(flow=small(2), **(QUICK | dict(steps=100)), checkpoint=tmp_path / "run")
@@ -363,6 +364,7 @@ def test_no_warnings_for_a_good_fit():
         good(flow=small(2, activation="softplus"))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_a_round_that_folds_is_begun_again_with_a_smaller_rate(monkeypatch):
     rates, adam, answers = [], train.adam, iter([True, False, True])

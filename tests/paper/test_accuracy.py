@@ -21,10 +21,12 @@ def record(folder):
     return run(accuracy.EXPERIMENT, folder, profile="smoke")
 
 
+@pytest.mark.slow
 def test_shown_from_json_alone(record, folder):
     check_shown(accuracy.EXPERIMENT, record, folder)
 
 
+@pytest.mark.slow
 def test_slopes(record):
     steps = np.array(record["config"]["steps"])
     for name, part in record["parts"].items():
@@ -33,6 +35,7 @@ def test_slopes(record):
         assert_allclose(accuracy.slope(steps, reverse), accuracy.REVERSE_SLOPES[name], rtol=0.15)
 
 
+@pytest.mark.slow
 def test_exact_inverse_where_nothing_folds(record):
     for part in record["parts"].values():
         exact = np.array(part["exact"], float)
@@ -47,6 +50,7 @@ def test_slope_leaves_out_rounding():
     assert np.isnan(accuracy.slope(steps, np.zeros(5)))
 
 
+@pytest.mark.slow
 def test_verdicts_follow_the_data(record):
     """A backward pass that goes astray is not called accurate."""
     part = record["parts"]["euler"]

@@ -38,6 +38,7 @@ def test_everyone_is_fitted_with_every_number_of_layers():
         assert f"{energy}, DDNF, (16, 16) units, K=2" in parts and f"{energy}, planar, K=10" in parts
 
 
+@pytest.mark.slow
 def test_equal_counts_are_equal():
     config = toy.PROFILES["full"]
     small = [build(jr.key(0)) for *_, build in toy._candidates(config, [], is_main=True) if build is not None]
