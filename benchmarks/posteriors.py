@@ -74,8 +74,9 @@ def row(method, name, seed):
         draws, figures = run(posterior.model, posterior.data(folder), seed)
     seconds = time.perf_counter() - start
     found = errors(posterior.scalars({k: np.asarray(v) for k, v in draws.items()}), reference(folder, name))
-    worst = dict(mean=max(e.mean for e in found.values()), deviation=max(e.sd for e in found.values()))
-    return dict(posterior=name, method=method, seed=seed, seconds=seconds, **worst, **figures)
+    # NumPy's maximum: a NaN is the worst of all.
+    mean, deviation = np.max([(e.mean, e.sd) for e in found.values()], axis=0).tolist()
+    return dict(posterior=name, method=method, seed=seed, seconds=seconds, mean=mean, deviation=deviation, **figures)
 
 
 def table(rows):

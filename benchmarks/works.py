@@ -162,12 +162,10 @@ def machine(workers: Workers, *, quick: bool) -> list[dict]:
     """Our step beside the products and the tanh of as many cells, for (64, 64) units, d = 40, batch 1,024."""
     cells = dict(blocks=4, steps=2) if quick else dict(blocks=4, steps=4)
     repeats = cells["blocks"] * cells["steps"]
+    parts = ("products", "tanh") if quick else ("products", "products, batch at once", "products of the map", "tanh")
     contestants = [
         Contestant(JAX, "ours", "step", dict(**_MACHINE, **cells)),
-        *(
-            Contestant(JAX, part, "products", dict(**_MACHINE, repeats=repeats))
-            for part in ("products", "tanh", *(() if quick else ("products, batch at once", "products of the map")))
-        ),
+        *(Contestant(JAX, part, "products", dict(**_MACHINE, repeats=repeats)) for part in parts),
     ]
     return take_turns(workers, contestants, QUICK if quick else Patience(3, 9, 8.0), "the machine")
 
