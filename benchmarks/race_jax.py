@@ -23,11 +23,11 @@ from flowjax.flows import masked_autoregressive_flow
 
 import ddnf
 from benchmarks import race
-from ddnf import baselines
-from ddnf.inference.folds import folded_share
-from ddnf.inference.reverse_kl import ReverseKL, best_gradient
-from ddnf.inference.train import Draw
-from ddnf.targets.toy import ENERGIES
+from ddnf import flows as baselines
+from ddnf.flow.folds import folded_share
+from ddnf.posterior.objective import ReverseKL, best_gradient
+from ddnf.training.loop import Draw
+from ddnf_paper.targets.toy import ENERGIES
 
 
 def ours(key: Any) -> Any:
@@ -44,7 +44,7 @@ def spline_maf(key: Any) -> Any:
 
 
 def of_table(name: str, layers: int) -> Callable[[Any], Any]:
-    """A rival of `ddnf.baselines`: BNAF is FlowJAX's network, the continuous flow is solved by Diffrax."""
+    """A rival of `ddnf.flows`: BNAF is FlowJAX's network, the continuous flow is solved by Diffrax."""
     return lambda key: baselines.make(name, key, 2, layers)
 
 

@@ -17,14 +17,14 @@ import torch
 import zuko
 
 from benchmarks import race
-from ddnf.targets.toy import ENERGIES
+from ddnf_paper.targets.toy import ENERGIES
 
 torch.set_num_threads(1)
 SQUARED_RADIUS = dict(energy1=4.0, energy2=2.0)
 
 
 def log_density(energy: str, z: torch.Tensor) -> torch.Tensor:
-    """The energy of `ddnf.targets.toy`, in PyTorch and for a batch."""
+    """The energy of `ddnf_paper.targets.toy`, in PyTorch and for a batch."""
     ring = -(((z.square().sum(-1) - SQUARED_RADIUS[energy]) / 0.4) ** 2) / 2
     modes = torch.logaddexp(-(((z[..., 0] - 2) / 0.8) ** 2) / 2, -(((z[..., 0] + 2) / 0.8) ** 2) / 2)
     return ring + modes - ENERGIES[energy].log_normalizer

@@ -20,12 +20,13 @@ import jax.random as jr
 import numpy as np
 from tqdm import tqdm
 
-from ddnf import baselines, compare
-from ddnf.inference import train
-from ddnf.inference.reverse_kl import ReverseKL, best_gradient
-from ddnf.paper.toy import PROFILES
-from ddnf.record import circumstances, read, write
-from ddnf.targets.toy import ENERGIES
+from ddnf import flows as baselines
+from ddnf.posterior.objective import ReverseKL, best_gradient
+from ddnf.training import loop as train
+from ddnf_paper import compare
+from ddnf_paper.record import circumstances, read, write
+from ddnf_paper.targets.toy import ENERGIES
+from ddnf_paper.toy import PROFILES
 
 CONFIG = PROFILES["full"]
 STRETCH, STRETCHES, TURNS = 20, 3, 3

@@ -6,8 +6,8 @@ from typing import Any
 import jax.random as jr
 import numpy as np
 
-from ddnf.inference.vae import fit_vae
-from ddnf.paper.vae_models import make
+from ddnf.vae.model import fit_vae
+from ddnf_paper.vae_models import make
 
 PIXELS, LATENT = 784, 40
 MODELS = {"ours plain": "plain", "ours plain + context": "plain+context", "ours DDNF + context": "ddnf+context"}

@@ -1,4 +1,4 @@
-"""The auto-encoder of `ddnf.paper.vae_models` in PyTorch: plain, with Zuko's flows, and with Pyro's planar flow."""
+"""The auto-encoder of `ddnf_paper.vae_models` in PyTorch: plain, with Zuko's flows, and with Pyro's planar flow."""
 
 # The peers are in an environment of their own.
 # pyright: reportMissingImports=false

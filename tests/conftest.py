@@ -1,5 +1,7 @@
 """Tests run in float64, with the shapes in annotations checked at run time and compiled code kept on disk."""
 
+import importlib
+import pkgutil
 from pathlib import Path
 
 import jax
@@ -11,28 +13,15 @@ jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_compilation_cache_dir", str(Path(__file__).parents[1] / ".jax_cache"))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
 
-with install_import_hook("ddnf", "beartype.beartype"):
-    import ddnf
-    import ddnf.baselines
-    import ddnf.baselines.numpyro
-    import ddnf.bridges.numpyro
-    import ddnf.bridges.pymc
-    import ddnf.bridges.sklearn
-    import ddnf.cli
-    import ddnf.inference.diagnostics
-    import ddnf.inference.export
-    import ddnf.paper.compiling
-    import ddnf.paper.reproduce
-    import ddnf.paper.toy
-    import ddnf.plot
-    import ddnf.record
-    import ddnf.side_by_side
-    import ddnf.targets.cancer
-    import ddnf.targets.images
-    import ddnf.targets.toy
-    import ddnf.view
+with install_import_hook(["ddnf", "ddnf_paper"], "beartype.beartype"):
+    for package in ("ddnf", "ddnf_paper"):
+        for module in pkgutil.walk_packages(importlib.import_module(package).__path__, f"{package}."):
+            if not module.name.endswith("__main__"):
+                importlib.import_module(module.name)
 
-ddnf.paper.compiling.compile_quickly()
+from ddnf_paper.compiling import compile_quickly  # noqa: E402
+
+compile_quickly()
 
 
 @pytest.fixture

@@ -2,17 +2,17 @@
 
 from typing import TYPE_CHECKING
 
+from ddnf.density.fit import Density, fit_density
 from ddnf.flow.bijection import DDNF, Path
 from ddnf.flow.certificate import Certificate, certify
 from ddnf.flow.field import MLPField
 from ddnf.flow.log_det import Divergence, Exact, LogDet, PrintedTaylor, Taylor, Unbiased, with_key
 from ddnf.flow.regularizer import geodesic, inverse_consistency, sobolev
 from ddnf.flow.solver import euler, midpoint, rk4
-from ddnf.inference.density import Density, fit_density
-from ddnf.inference.models import load
-from ddnf.inference.posterior import Posterior, fit_posterior
-from ddnf.inference.target import Target
-from ddnf.inference.vae import VAE, fit_vae, judge_vae
+from ddnf.posterior.fit import Posterior, fit_posterior
+from ddnf.posterior.target import Target
+from ddnf.storage.models import load
+from ddnf.vae.model import VAE, fit_vae, judge_vae
 
 if TYPE_CHECKING:
     from ddnf.bridges.numpyro import from_numpyro

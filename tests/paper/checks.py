@@ -2,7 +2,7 @@
 
 import json
 
-from ddnf.paper.reproduce import draw
+from ddnf_paper.reproduce import draw
 
 
 def check_shown(experiment, record, folder):

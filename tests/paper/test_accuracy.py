@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
-from ddnf.paper import accuracy
-from ddnf.paper.experiment import run
+from ddnf_paper import accuracy
+from ddnf_paper.experiment import run
 from tests.paper.checks import check_shown
 
 

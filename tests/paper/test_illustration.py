@@ -7,8 +7,8 @@ import pytest
 from numpy.testing import assert_allclose
 
 from ddnf import DDNF
-from ddnf.paper import illustration
-from ddnf.paper.experiment import run
+from ddnf_paper import illustration
+from ddnf_paper.experiment import run
 from tests.paper.checks import check_shown
 
 

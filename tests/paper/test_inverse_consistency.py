@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from ddnf.paper import inverse_consistency
-from ddnf.paper.experiment import run
+from ddnf_paper import inverse_consistency
+from ddnf_paper.experiment import run
 from tests.paper.checks import check_shown
 
 pytestmark = pytest.mark.slow

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
-from ddnf.paper import open_questions
-from ddnf.paper.experiment import run
+from ddnf_paper import open_questions
+from ddnf_paper.experiment import run
 from tests.paper.checks import check_shown
 
 pytestmark = pytest.mark.slow

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
-from ddnf.paper import posterior, posterior_claims
-from ddnf.paper.experiment import run
-from ddnf.targets import cancer
+from ddnf_paper import posterior, posterior_claims
+from ddnf_paper.experiment import run
+from ddnf_paper.targets import cancer
 from tests.paper.checks import check_shown
 
 

@@ -7,9 +7,9 @@ from flowjax.distributions import StandardNormal, Transformed
 from numpy.testing import assert_allclose
 
 from ddnf import DDNF, certify
-from ddnf.inference.diagnostics import kl_by_quadrature
-from ddnf.paper import energy, regularization
-from ddnf.paper.experiment import run
+from ddnf.posterior.importance import kl_by_quadrature
+from ddnf_paper import energy, regularization
+from ddnf_paper.experiment import run
 from tests.paper.checks import check_shown
 
 pytestmark = pytest.mark.slow

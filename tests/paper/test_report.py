@@ -11,11 +11,12 @@ import jax.random as jr
 import pytest
 from matplotlib.figure import Figure
 
-from ddnf import DDNF, cli
-from ddnf.paper import report
-from ddnf.paper.experiment import Claim, Experiment, Picture, Table, run
-from ddnf.view import frames
-from tests.test_cli import one_line
+from ddnf import DDNF
+from ddnf.cli import commands as cli
+from ddnf.viz.view import frames
+from ddnf_paper import report
+from ddnf_paper.experiment import Claim, Experiment, Picture, Table, run
+from tests.cli.test_cli import one_line
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,14 +136,14 @@ def test_the_same_results_give_the_same_page(out):
 
 
 def test_report_command(out, capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "ddnf.paper.registry", SimpleNamespace(EXPERIMENTS={"fake": experiment()}))
+    monkeypatch.setitem(sys.modules, "ddnf_paper.registry", SimpleNamespace(EXPERIMENTS={"fake": experiment()}))
     cli.main(["report", str(out)])
     assert str(out / "report" / "index.html") in capsys.readouterr().out
     assert "Expected a folder with results" in one_line(["report", str(out / "nowhere")], capsys)
 
 
 def test_damaged_results(tmp_path, capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "ddnf.paper.registry", SimpleNamespace(EXPERIMENTS={"fake": experiment()}))
+    monkeypatch.setitem(sys.modules, "ddnf_paper.registry", SimpleNamespace(EXPERIMENTS={"fake": experiment()}))
     (tmp_path / "fake.json").write_text('{"parts": ')
     assert "Expected the results of a run in" in one_line(["report", str(tmp_path)], capsys)
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from ddnf import cli
-from ddnf.paper import registry, reproduce
-from ddnf.paper.experiment import Claim, Experiment, Picture, Table, run
-from ddnf.record import plain
+from ddnf.cli import commands as cli
+from ddnf_paper import registry, reproduce
+from ddnf_paper.experiment import Claim, Experiment, Picture, Table, run
+from ddnf_paper.record import plain
 
 
 @dataclasses.dataclass(frozen=True)

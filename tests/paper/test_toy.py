@@ -7,11 +7,11 @@ import pytest
 from flowjax.distributions import StandardNormal, Transformed
 
 from ddnf import DDNF
-from ddnf.compare import MODELS, count, make
-from ddnf.inference.diagnostics import kl_by_quadrature
-from ddnf.paper import toy
-from ddnf.paper.experiment import run
-from ddnf.targets.toy import ENERGIES
+from ddnf.posterior.importance import kl_by_quadrature
+from ddnf_paper import toy
+from ddnf_paper.compare import MODELS, count, make
+from ddnf_paper.experiment import run
+from ddnf_paper.targets.toy import ENERGIES
 from tests.paper.checks import check_shown
 
 

@@ -8,11 +8,11 @@ import jax.random as jr
 import numpy as np
 import pytest
 
-from ddnf.inference.vae import Encoder
-from ddnf.paper import vae
-from ddnf.paper.experiment import run
-from ddnf.paper.vae_models import MODELS, make, size
-from ddnf.targets import images
+from ddnf.vae.model import Encoder
+from ddnf_paper import vae
+from ddnf_paper.experiment import run
+from ddnf_paper.targets import images
+from ddnf_paper.vae_models import MODELS, make, size
 from tests.paper.checks import check_shown
 
 

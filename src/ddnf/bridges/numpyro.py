@@ -11,9 +11,9 @@ from flowjax.distributions import StandardNormal, Transformed
 from jax.flatten_util import ravel_pytree
 
 from ddnf.flow.bijection import DDNF
-from ddnf.inference.posterior import default_flow
-from ddnf.inference.target import Target
-from ddnf.optional import require
+from ddnf.posterior.fit import default_flow
+from ddnf.posterior.target import Target
+from ddnf.system.optional import require
 
 numpyro = require("numpyro", "numpyro")
 glue = require("flowjax.experimental.numpyro", "numpyro")

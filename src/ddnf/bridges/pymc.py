@@ -11,8 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from ddnf.inference.target import Target, generator
-from ddnf.optional import require
+from ddnf.flow.random import generator
+from ddnf.posterior.target import Target
+from ddnf.system.optional import require
 
 
 def from_pymc(model: Any) -> Target:

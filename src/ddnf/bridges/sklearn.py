@@ -7,9 +7,9 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Float, PRNGKeyArray
 
-from ddnf.inference.density import default_flow, fit_density
-from ddnf.inference.rows import FEWEST_ROWS
-from ddnf.optional import require
+from ddnf.density.fit import default_flow, fit_density
+from ddnf.density.rows import FEWEST_ROWS
+from ddnf.system.optional import require
 
 base = require("sklearn.base", "sklearn")
 utils = require("sklearn.utils", "sklearn")

@@ -20,7 +20,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from ddnf.flow import field as fields
-from ddnf.flow import small
+from ddnf.flow import linalg as small
 from ddnf.flow.solver import Solver, euler
 
 Stepped = tuple[Float[Array, "dim *lanes"], Float[Array, "*lanes"]]

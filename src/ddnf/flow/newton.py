@@ -15,7 +15,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.custom_batching import custom_vmap
 from jaxtyping import Array, Bool, Float
 
-from ddnf.flow import small
+from ddnf.flow import linalg as small
 from ddnf.flow.field import Velocity
 from ddnf.flow.log_det import identity_plus
 from ddnf.flow.solver import Solver, euler

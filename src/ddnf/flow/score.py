@@ -6,7 +6,7 @@ from flowjax.bijections import AbstractBijection, Affine, Chain, Identity, Loc, 
 from jaxtyping import Array, Float
 
 from ddnf.flow.bijection import DDNF
-from ddnf.flow.small import inverse
+from ddnf.flow.linalg import inverse
 
 _CHEAP_INVERSE = (Affine, Identity, Loc, Scale, TriangularAffine)
 # Up to here the Jacobian of a bijection that we know nothing of, and its inverse, cost little.

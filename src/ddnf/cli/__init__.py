@@ -1,0 +1,5 @@
+"""The `ddnf` command."""
+
+from ddnf.cli.commands import app, main
+
+__all__ = ["app", "main"]

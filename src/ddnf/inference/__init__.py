@@ -1,1 +1,0 @@
-"""What people fit, and how they judge it."""

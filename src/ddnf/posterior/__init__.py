@@ -1,0 +1,1 @@
+"""Posteriors: a flow fitted to a density known up to a constant."""

@@ -1,0 +1,136 @@
+"""KL(q|p) from draws of q, in coordinates in which p is standardized."""
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Literal
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import paramax
+from flowjax.bijections import AbstractBijection, Affine, Chain, TriangularAffine
+from jax import lax
+from jaxtyping import Array, Float
+
+from ddnf.flow.log_det import Exact, with_key
+from ddnf.flow.parts import ddnf_parts
+from ddnf.flow.random import normals
+from ddnf.flow.score import carries_score, carry_score
+from ddnf.training.loop import Draw
+
+End = Literal["full", "diagonal"]
+Gradient = Literal["path", "total"]
+
+
+class Whitening(eqx.Module):
+    """z = mean + scale u: the affine map that standardizes the target; `scale` is triangular, or a vector.
+
+    It stays fixed while the flow and its affine end are trained in u, where all parameters have size 1, and is
+    merged into the end afterwards.
+    """
+
+    mean: Float[Array, " dim"]
+    scale: Float[Array, "dim *dim"]
+
+    def __call__(self, u: Float[Array, " dim"]) -> Float[Array, " dim"]:
+        return self.mean + (self.scale @ u if self.scale.ndim == 2 else self.scale * u)
+
+    @property
+    def log_det(self) -> Float[Array, ""]:
+        return jnp.sum(jnp.log(jnp.diag(self.scale) if self.scale.ndim == 2 else self.scale))
+
+    def end(self) -> AbstractBijection:
+        """The affine end of a flow, as the identity."""
+        return _identity(len(self.mean), self.scale.ndim, self.mean.dtype)
+
+    def merge(self, flow: Chain) -> Chain:
+        """The chain of a flow and an end of this kind, with the whitening taken into the end."""
+        *parts, end = flow.bijections
+        # Without wrappers around the parameters: they hold functions, and new ones would make all compile again.
+        end = paramax.unwrap(end)
+        if isinstance(end, TriangularAffine):
+            assert not isinstance(end.triangular, paramax.AbstractUnwrappable)
+            merged = self(end.loc), self.scale @ end.triangular
+            return Chain([*parts, eqx.tree_at(lambda e: (e.loc, e.triangular), end, merged)])
+        assert isinstance(end, Affine) and not isinstance(end.scale, paramax.AbstractUnwrappable)
+        return Chain([*parts, eqx.tree_at(lambda e: (e.loc, e.scale), end, (self(end.loc), self.scale * end.scale))])
+
+
+def _first(flow):
+    assert isinstance(flow, Chain)
+    return flow.bijections[0]
+
+
+@lru_cache
+def _identity(dim, ndim, dtype):
+    if ndim == 2:
+        return TriangularAffine(jnp.zeros(dim, dtype), jnp.eye(dim, dtype=dtype))
+    return Affine(jnp.zeros(dim, dtype), jnp.ones(dim, dtype))
+
+
+def whitening(mean: Float[np.ndarray, " dim"], scale: Float[np.ndarray, "dim dim"], end: End) -> Whitening:
+    """The whitening by a Gaussian."""
+    dtype = jnp.result_type(float)
+    factor = scale if end == "full" else np.sqrt(np.sum(scale**2, axis=1))
+    return Whitening(jnp.asarray(mean, dtype), jnp.asarray(factor, dtype))
+
+
+class ReverseKL(eqx.Module):
+    """The loss of a step: E_q[log q - log p] over `batch` draws, up to the unknown log Z of the target.
+
+    With ``gradient="path"`` the gradient goes through the draws only: log q's own dependence on the parameters, whose
+    expectation is zero, is left out (Roeder, Wu and Duvenaud, 2017; Vaitl et al., 2022). Its variance vanishes where
+    q = p. The score of q is carried along with the draws (see `ddnf.flow.score`).
+
+    `temper` steps long the target is warmed up; the value returned is that of the target as it is.
+
+    A quarter of the draws of a path gradient is spread out by `spread`. Where q = p the two scores agree everywhere, so
+    the solution stays the same; far draws help to find it in the tails, on which k-hat depends.
+    """
+
+    log_density: Callable
+    whitening: Whitening | None
+    regularizer: Callable | None
+    batch: int = eqx.field(static=True)
+    gradient: Gradient = eqx.field(static=True)
+    temper: int = eqx.field(static=True)
+    spread: Float[Array, ""]
+
+    def __call__(self, flow: AbstractBijection, draw: Draw) -> Float[Array, ""]:
+        x = normals(draw.key, self.batch, flow.shape)
+        log_q = -jnp.sum(x**2, axis=-1) / 2 - flow.shape[0] / 2 * jnp.log(2 * jnp.pi)
+        warmth = jnp.minimum(1.0, 0.1 + (draw.step + 1) / max(1, self.temper)) if self.temper else 1.0
+        if self.gradient == "path":
+            value, surrogate = self._path(flow, x, log_q, warmth)
+        else:
+            keys = jr.split(jr.fold_in(draw.key, 1), self.batch)
+            u, log_det = jax.vmap(lambda x, key: with_key(flow, key).transform_and_log_det(x))(x, keys)
+            log_p = jax.vmap(self._whitened)(u)
+            value = jnp.mean(log_q - log_det - log_p)
+            surrogate = jnp.mean(-log_det - warmth * log_p)
+        if (regularizer := self.regularizer) is not None:
+            inner = flow if self.whitening is None else _first(flow)
+            surrogate = surrogate + jnp.mean(jax.vmap(lambda x: regularizer(inner, x))(x))
+        return lax.stop_gradient(value - surrogate) + surrogate
+
+    def _whitened(self, u):
+        if self.whitening is None:
+            return self.log_density(u)
+        return self.log_density(self.whitening(u)) + self.whitening.log_det
+
+    def _path(self, flow, x, log_q, warmth):
+        frozen = jax.tree.map(lambda a: lax.stop_gradient(a) if eqx.is_array(a) else a, flow)
+        spread = jnp.where(4 * jnp.arange(self.batch) < self.batch, self.spread, 1.0)[:, None]
+        log_q, x = log_q + jnp.sum(x**2 * (1 - spread**2), axis=-1) / 2, x * spread
+        u, log_det, score_q = jax.vmap(lambda x: carry_score(frozen, x, -x))(x)
+        log_p, score_p = jax.vmap(jax.value_and_grad(self._whitened))(u)
+        slope = lax.stop_gradient(score_q - warmth * score_p)
+        moved = jax.vmap(flow.transform)(x)
+        return jnp.mean(log_q - log_det - log_p), jnp.mean(jnp.sum(slope * moved, axis=-1))
+
+
+def best_gradient(flow: AbstractBijection) -> Gradient:
+    """The path gradient wherever the flow carries scores and has the exact log-determinant."""
+    return "path" if carries_score(flow) and all(isinstance(f.log_det, Exact) for f in ddnf_parts(flow)) else "total"

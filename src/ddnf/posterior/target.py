@@ -1,0 +1,72 @@
+"""What a posterior is fitted to."""
+
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from ddnf.flow.random import generator
+
+
+class Target(eqx.Module):
+    """A density on R^dim, known up to a constant factor.
+
+    Args:
+        log_density: function of one point of shape (dim,) that JAX can trace and differentiate.
+        dim: dimension.
+        constrain: from a point to what a user wants to see of it, such as a dict of constrained parameters; None
+            for the point itself.
+        initial: from a random key to a point to start the search for modes from; None for uniform on [-2, 2]^dim.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> target = Target(lambda z: -jnp.sum(z**2) / 2, 3)
+        >>> target.dim
+        3
+    """
+
+    log_density: Callable[[Array], Array]
+    dim: int = eqx.field(static=True)
+    constrain: Callable[[Array], Any] | None
+    initial: Callable[[PRNGKeyArray], Array] | None
+
+    def __init__(
+        self,
+        log_density: Callable,
+        dim: int,
+        *,
+        constrain: Callable | None = None,
+        initial: Callable | None = None,
+    ):
+        if not callable(log_density):
+            raise ValueError(f"Expected log_density to be a function; got {log_density!r}.")
+        if isinstance(dim, bool) or not isinstance(dim, int) or dim < 1:
+            raise ValueError(f"Expected dim to be an integer of at least 1; got {dim!r}.")
+        self.log_density, self.dim = log_density, dim
+        self.constrain, self.initial = constrain, initial
+        self._check()
+
+    def start(self, key: PRNGKeyArray) -> Float[np.ndarray, " dim"]:
+        """A random point to begin a search from."""
+        if self.initial is None:
+            return generator(key).uniform(-2.0, 2.0, self.dim)
+        return np.asarray(self.initial(key), float).reshape(self.dim)
+
+    def _check(self):
+        point = jax.ShapeDtypeStruct((self.dim,), jnp.result_type(float))
+        try:
+            value = jax.eval_shape(self.log_density, point)
+        except Exception as error:
+            first = str(error).strip().splitlines() or [type(error).__name__]
+            raise ValueError(
+                f"Expected a log_density that JAX can trace at a point of shape ({self.dim},); "
+                f"it raised {type(error).__name__}: {first[0]}"
+            ) from error
+        if getattr(value, "shape", None) != ():
+            raise ValueError(f"Expected log_density to return a scalar; got {getattr(value, 'shape', type(value))}.")
+        if not jnp.issubdtype(value.dtype, jnp.floating):
+            raise ValueError(f"Expected log_density to return a floating-point number; got {value.dtype}.")

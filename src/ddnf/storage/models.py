@@ -1,0 +1,88 @@
+"""Fitted models in files: `save` and `load` of posteriors and densities."""
+
+from os import PathLike
+from typing import Any
+
+import numpy as np
+from flowjax.bijections import AbstractBijection
+
+from ddnf.density.columns import Column
+from ddnf.density.fit import Density
+from ddnf.posterior.fit import Posterior
+from ddnf.posterior.target import Target
+from ddnf.storage.description import describe, rebuild
+from ddnf.storage.file import pack, read, unpack, write
+
+_POSTERIOR = ("elbo", "elbo_error", "log_evidence", "khat", "ess")
+_DENSITY = ("log_likelihood", "train_log_likelihood")
+_DENSITY_ARRAYS = ("mean", "scale", "condition_mean", "condition_scale", "losses", "values", "seconds")
+
+
+def save(path: str | PathLike, model: Posterior | Density) -> None:
+    """Writes a model to one file: safetensors, with a JSON header."""
+    try:
+        header: dict[str, Any] = dict(flow=describe(model.flow))
+    except ValueError as error:  # a flow of the user's own
+        header = dict(flow=None, reason=str(error))
+    header["complaints"] = list(model.complaints)
+    arrays = {f"flow{name}": array for name, array in pack(model.flow).items()}
+    if isinstance(model, Posterior):
+        figures = {name: getattr(model, name) for name in _POSTERIOR}
+        header |= dict(figures=figures)
+        write(path, "posterior", header, arrays | dict(losses=model.losses, seconds=model.seconds))
+        return
+    figures = {name: getattr(model, name) for name in _DENSITY}
+    header |= dict(figures=figures, columns=[list(column) for column in model.columns], names=model.names)
+    held = {name: array for name in _DENSITY_ARRAYS if (array := getattr(model, name)) is not None}
+    write(path, "density", header, arrays | held)
+
+
+def load(
+    path: str | PathLike, *, target: Target | None = None, like: AbstractBijection | None = None
+) -> Posterior | Density:
+    """Loads a posterior or a density from its file. No code in the file is run: there is none.
+
+    Args:
+        path: a file that `save` has written.
+        target: what the posterior was fitted to, for named draws and importance weights; the file does not hold it.
+        like: a bijection of the same structure, for a flow with fields or parts of your own.
+
+    Example:
+        >>> import ddnf, jax.random as jr, numpy as np, tempfile
+        >>> x = np.random.default_rng(0).normal(size=(100, 2))
+        >>> density = ddnf.fit_density(jr.key(0), x, steps=10, progress=False)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     density.save(f"{folder}/model.ddnf")
+        ...     loaded = ddnf.load(f"{folder}/model.ddnf")
+        >>> bool((loaded.log_prob(x) == density.log_prob(x)).all())
+        True
+    """
+    kind, header, arrays = read(path)
+    try:
+        flow = _flow(header, arrays, like)
+        complaints = tuple(header.get("complaints", ()))
+        arrays.setdefault("seconds", np.full_like(arrays["losses"], np.nan))  # files of earlier days have none
+        if kind == "posterior":
+            elbo, error, log_evidence, khat, ess = (float(header["figures"][name]) for name in _POSTERIOR)
+            course = arrays["losses"], arrays["seconds"]
+            model = Posterior(flow, target, elbo, error, log_evidence, khat, ess, complaints, *course)
+        elif kind == "density":
+            held: dict[str, Any] = {name: float(header["figures"][name]) for name in _DENSITY}
+            held |= {name: arrays.get(name) for name in _DENSITY_ARRAYS}
+            columns = tuple(Column(*column) for column in header["columns"])
+            names = None if header["names"] is None else tuple(header["names"])
+            model = Density(flow, columns, names=names, complaints=complaints, **held)
+        else:
+            raise ValueError(f"Expected a posterior or a density; got a file with a {kind!r}.")
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"Expected a model file with all its parts; {str(path)!r} lacks {error}.") from error
+    if target is not None and flow.shape != (target.dim,):
+        raise ValueError(f"Expected a target of {flow.shape[0]} dimensions; got {target.dim}.")
+    return model
+
+
+def _flow(header, arrays: dict[str, np.ndarray], like) -> AbstractBijection:
+    if header["flow"] is None and like is None:
+        raise ValueError(header["reason"])
+    template = rebuild(header["flow"]) if like is None else like
+    return unpack(template, {name[4:]: array for name, array in arrays.items() if name.startswith("flow")})

@@ -1,0 +1,1 @@
+"""Auto-encoders with a flow as the posterior of their latent variables."""

@@ -1,0 +1,109 @@
+"""The auto-encoders of the tables: one encoder and decoder, and a posterior each."""
+
+import dataclasses
+from collections.abc import Callable
+from functools import partial
+
+import equinox as eqx
+import jax
+import jax.random as jr
+import numpy as np
+from flowjax.bijections import AbstractBijection
+from jaxtyping import Float, PRNGKeyArray
+
+from ddnf import DDNF, Taylor
+from ddnf import flows as baselines
+from ddnf.vae.model import VAE, Decoder, Encoder, Gaussian, bernoulli
+
+CONTEXT = 64
+Build = Callable[[PRNGKeyArray, int, int | None], AbstractBijection | None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """A posterior.
+
+    Attributes:
+        title: its name in the tables.
+        flow: from key, latent dimension and dimension of the context to the flow.
+        has_context: whether a signal of the encoder enters the flow.
+    """
+
+    title: str
+    flow: Build
+    has_context: bool = False
+
+
+def _none(key: PRNGKeyArray, latent: int, context: int | None) -> None:
+    return None
+
+
+def _rival(name: str, layers: int, size: int | None, key: PRNGKeyArray, latent: int, context: int | None):
+    return baselines.make(name, key, latent, layers=layers, condition_dim=context, size=size)
+
+
+def _ddnf(key: PRNGKeyArray, latent: int, context: int | None) -> DDNF:
+    # Blocks of one cell: each has a field of its own, and the bound keeps every one of them from folding.
+    return DDNF(key, latent, blocks=16, steps=1, hidden=(8,), condition_dim=context, output_scale=0.3, lipschitz=0.97)
+
+
+def _as_in_the_paper(key: PRNGKeyArray, latent: int, context: int | None) -> DDNF:
+    # Two hidden layers of two units; the paper does not say K and T. No guarantee, and its way to train: one probe.
+    rule = Taylor(2, probes=1)
+    return DDNF(key, latent, blocks=8, steps=4, hidden=(2, 2), condition_dim=context, log_det=rule)
+
+
+def _pair(name: str, title: str, flow: Build) -> dict[str, Model]:
+    return {name: Model(title, flow), f"{name}+context": Model(f"{title} + context", flow, has_context=True)}
+
+
+MODELS: dict[str, Model] = {
+    **_pair("plain", "plain VAE", _none),
+    **_pair("planar", "planar", partial(_rival, "planar", 8, None)),
+    **_pair("householder", "Householder", partial(_rival, "householder", 8, None)),
+    **_pair("sylvester", "Sylvester", partial(_rival, "sylvester", 2, 8)),
+    **_pair("iaf", "IAF", partial(_rival, "iaf", 2, 128)),
+    **_pair("naf", "NAF", partial(_rival, "naf", 1, 128)),
+    **_pair("ddnf", "DDNF", _ddnf),
+    "ddnf22+context": Model("DDNF (2, 2) + context, one probe", _as_in_the_paper, has_context=True),
+}
+
+
+def make(
+    name: str,
+    key: PRNGKeyArray,
+    *,
+    latent: int,
+    mean: Float[np.ndarray, " pixels"],
+    is_binary: bool = True,
+) -> VAE:
+    """An auto-encoder of the tables: Appendix C's networks around the posterior of this name.
+
+    Args:
+        name: of the model in `MODELS`.
+        key: random key; models of the same key begin with the same encoder and decoder.
+        latent: dimension of the latent space.
+        mean: the mean image, values in [0, 1].
+        is_binary: whether pixels are lit or not; else real.
+
+    Example:
+        >>> vae = make("planar", jr.key(0), latent=2, mean=np.full(64, 0.5))
+        >>> size(vae.flow)
+        40
+    """
+    if name not in MODELS:
+        raise ValueError(f"Expected models of {', '.join(MODELS)}; got {name!r}.")
+    model = MODELS[name]
+    encoder_key, decoder_key, flow_key = jr.split(key, 3)
+    context = CONTEXT if model.has_context else None
+    return VAE(
+        Encoder(encoder_key, len(mean), latent, context=context),
+        Decoder(decoder_key, latent, len(mean), mean=mean),
+        model.flow(flow_key, latent, context),
+        bernoulli if is_binary else Gaussian(),
+    )
+
+
+def size(tree) -> int:
+    """The number of parameters."""
+    return sum(leaf.size for leaf in jax.tree.leaves(eqx.filter(tree, eqx.is_inexact_array)))

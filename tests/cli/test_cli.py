@@ -1,0 +1,353 @@
+"""The `ddnf` command: a table goes in and comes out, and bad input is one line without a traceback."""
+
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import jax.random as jr
+import numpy as np
+import pytest
+from flowjax.bijections import Invert
+from numpy.testing import assert_allclose, assert_array_equal
+
+import ddnf
+from ddnf import DDNF, Density
+from ddnf.cli import commands as cli
+from ddnf.density.columns import columns_from
+
+RNG = np.random.default_rng(0)
+GIVEN = RNG.normal(size=60)
+ROWS = np.stack([np.exp(GIVEN + RNG.normal(size=60)), RNG.normal(size=60), GIVEN], axis=1)
+
+
+def density(support="real", dim=2, condition_dim=None, names=None):
+    """A density that nobody has fitted."""
+    flow = Invert(DDNF(jr.key(3), dim, blocks=1, steps=2, hidden=(4,), condition_dim=condition_dim))
+    given = (None, None) if condition_dim is None else (np.zeros(condition_dim), np.ones(condition_dim))
+    columns = columns_from(support, dim)
+    return Density(
+        flow, columns, np.zeros(dim), np.eye(dim), *given, 0.0, 0.0, np.zeros(1), np.zeros(1), np.zeros(1), names
+    )
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A folder with tables and models, to work in."""
+    monkeypatch.chdir(tmp_path)
+    lines = [f"r{i},{a:.9g},{b:.9g},{c:.9g}" for i, (a, b, c) in enumerate(ROWS)]
+    Path("named.csv").write_text("\n".join(["id,price,size,year", *lines]))
+    np.savetxt("plain.csv", ROWS[:, :2], delimiter=",")
+    np.save("plain.npy", ROWS[:, :2])
+    density().save("plain.ddnf")
+    density(["positive", "real"], names=("price", "size")).save("named.ddnf")
+    density(condition_dim=1, names=("price", "size", "year")).save("given.ddnf")
+    return tmp_path
+
+
+def read(path):
+    table = cli.open_table(Path(path))
+    return table.names, table.read(list(range(table.width)))
+
+
+def load(path) -> Density:
+    model = ddnf.load(path)
+    assert isinstance(model, Density)
+    return model
+
+
+def test_fit_sample_and_score(folder, capsys):
+    columns = ["--columns", "size,price", "--condition", "year", "--support", "price=positive"]
+    cli.main(["fit", "named.csv", "-o", "model.ddnf", *columns, "--steps", "10", "--seed", "1"])
+    shown = capsys.readouterr()
+    for word in ("60", "size, price", "year", "held out", " s\n", "model.ddnf"):
+        assert word in shown.out
+    assert "10/10" in shown.err
+    model = load("model.ddnf")
+    assert model.names == ("size", "price", "year") and model.columns[1].low == 0.0
+
+    cli.main(["sample", "model.ddnf", "-n", "7", "-o", "draws.csv", "--condition", "0.5", "--seed", "3"])
+    names, draws = read("draws.csv")
+    assert names == ("size", "price")
+    assert_array_equal(draws, model.sample(jr.key(3), 7, [0.5]))
+
+    cli.main(["score", "model.ddnf", "named.csv", "-o", "scores.npy"])
+    scores = model.log_prob(ROWS[:, [1, 0]], ROWS[:, 2:])
+    assert_allclose(np.load("scores.npy")[:, 0], scores, atol=1e-6)
+    assert f"mean log-likelihood of 60 rows: {np.mean(scores):.6g}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "columns", "condition", "support"),
+    [
+        (["--columns", "price,size"], ["price", "size"], [], None),
+        (["--columns", "1,2"], ["price", "size"], [], None),
+        (["--columns", "size", "--condition", "price,3"], ["size"], ["price", "year"], None),
+        (["--columns", "size,price", "--support", "price=positive"], ["size", "price"], [], {1: "positive"}),
+        (["--columns", "size,price", "--support", '{"1": "positive"}'], ["size", "price"], [], {1: "positive"}),
+        (["--columns", "price,size", "--support", '{"size": [-9, null]}'], ["price", "size"], [], {1: (-9, None)}),
+        (["--columns", "price,size", "--support", "size=-9:9.5"], ["price", "size"], [], {1: (-9.0, 9.5)}),
+        (
+            ["--columns", "price,size", "--support", '["positive", [-9, 9]]'],
+            ["price", "size"],
+            [],
+            ["positive", (-9, 9)],
+        ),
+        (["--columns", "price", "--support", "positive"], ["price"], [], "positive"),
+        (["--columns", "price", "--support", "0:"], ["price"], [], (0.0, None)),
+    ],
+)
+def test_what_is_fitted(folder, monkeypatch, capsys, options, columns, condition, support):
+    seen = {}
+
+    def fit_density(key, x, condition, **rest):
+        seen.update(rest, x=x, condition=condition)
+        return density(dim=x.shape[1], condition_dim=None if condition is None else condition.shape[1])
+
+    monkeypatch.setattr(cli, "fit_density", fit_density)
+    cli.main(["fit", "named.csv", "-o", "out.ddnf", *options, "--quiet", "--validation", "7"])
+    places = ["price", "size", "year"]
+    assert_allclose(seen["x"], ROWS[:, [places.index(name) for name in columns]], rtol=1e-8)
+    assert (seen["condition"] is None) == (not condition)
+    assert seen["support"] == support and not seen["progress"]
+    assert (seen["validation"], type(seen["validation"])) == (7, int)
+    assert load("out.ddnf").names == (*columns, *condition)
+    assert capsys.readouterr().out == ""
+
+
+def test_other_columns_than_conditions(folder, monkeypatch):
+    monkeypatch.setattr(cli, "fit_density", lambda key, x, condition, **_: density(dim=x.shape[1], condition_dim=1))
+    cli.main(["fit", "plain.csv", "-o", "out.ddnf", "--condition", "0"])
+    model = load("out.ddnf")
+    assert (model.dim, model.condition_dim, model.names) == (1, 1, None)
+
+
+def test_warnings_are_one_line(folder, monkeypatch, capsys):
+    def fit_density(*_, **__):
+        warnings.warn("rows repeat\nothers", RuntimeWarning, stacklevel=1)
+        return density()
+
+    monkeypatch.setattr(cli, "fit_density", fit_density)
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        cli.main(["fit", "plain.npy", "-o", "out.ddnf", "--quiet"])
+    assert capsys.readouterr().err == "ddnf: warning: rows repeat others\n"
+
+
+@pytest.mark.parametrize("ending", [".csv", ".tsv", ".npy", ".parquet", ".CSV"])
+def test_formats_of_tables(folder, ending):
+    if ending == ".parquet":
+        pytest.importorskip("pyarrow")
+    cli.main(["sample", "named.ddnf", "-n", "5", "-o", f"draws{ending}"])
+    names, draws = read(f"draws{ending}")
+    assert names == (None if ending == ".npy" else ("price", "size"))
+    assert_array_equal(draws, load("named.ddnf").sample(jr.key(0), 5))
+    cli.main(["score", "named.ddnf", f"draws{ending}", "-o", f"scores{ending}"])
+    assert read(f"scores{ending}")[1].shape == (5, 1)
+
+
+def test_no_names_no_header(folder, capsys):
+    cli.main(["sample", "plain.ddnf", "-n", "4"])
+    lines = capsys.readouterr().out.splitlines()
+    draws = [[float(cell) for cell in line.split(",")] for line in lines]
+    assert_array_equal(draws, load("plain.ddnf").sample(jr.key(0), 4))
+    cli.main(["score", "plain.ddnf", "plain.csv"])
+    assert "of 60 rows" in capsys.readouterr().out
+
+
+def test_conditions_by_name(folder, capsys):
+    cli.main(["sample", "given.ddnf", "-n", "2", "--condition", "year=-1.5"])
+    by_name = capsys.readouterr().out
+    cli.main(["sample", "given.ddnf", "-n", "2", "--condition", "-1.5"])
+    assert by_name == capsys.readouterr().out
+    assert by_name.startswith("price,size\n")
+
+
+def test_rows_outside_of_the_support_are_counted(folder, capsys):
+    Path("some.csv").write_text("size,price\n1,2\n1,-2\n")
+    cli.main(["score", "named.ddnf", "some.csv"])
+    assert capsys.readouterr().out == "mean log-likelihood of 2 rows: -inf (1 outside of the support)\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "names", "values"),
+    [
+        ("1,2\n3,4\n", None, [[1, 2], [3, 4]]),
+        ("a,b\n1,2\n\n3,4\n\n", ("a", "b"), [[1, 2], [3, 4]]),
+        ("\ufeffa;b\r\n1;2\r\n", ("a", "b"), [[1, 2]]),
+        ('"a, b"\tc\n1e-3\t 2 \n', ("a, b", "c"), [[1e-3, 2]]),
+        ("x\n1\n2", ("x",), [[1], [2]]),
+        ("x,2020\n0,1\n", ("x", "2020"), [[0, 1]]),
+    ],
+)
+def test_dialects(tmp_path, text, names, values):
+    path = tmp_path / "table.csv"
+    path.write_text(text, newline="", encoding="utf-8")
+    table = cli.open_table(path)
+    assert table.names == names
+    assert_array_equal(table.read(list(range(table.width))), values)
+
+
+FIT = ["fit", "{}", "-o", "out.ddnf"]
+SCORE = ["score", "named.ddnf", "{}"]
+TABLES = {
+    "empty.csv": (b"", "an empty file"),
+    "header.csv": (b"price,size\n", "Expected rows of numbers in 'header.csv'; got none"),
+    "words.csv": (b"price,size\n1,2\n1,two\n", "got 'two' in row 2, column 'size' of 'words.csv'"),
+    "unnamed.csv": (b"1,2\n1,two\n", "got 'two' in row 2, column 1 of 'unnamed.csv'"),
+    "missing.csv": (b"price,size\n1,2\n,2\n", "got '' in row 2, column 'price'"),
+    "missing first.csv": (b",2\n1,2\n", "got '' in row 1, column 0"),
+    "nan.csv": (b"price,size\n1,nan\n", "a missing value, NaN or infinity in row 1, column 'size'"),
+    "short.csv": (b"price,size\n1,2\n3\n", "Expected 2 columns in each row; got 1 in row 2 of 'short.csv'"),
+    "long.csv": (b"price,size\n1,2\n3,4,5\n", "Expected 2 columns in each row; got 3 in row 2"),
+    "twice.csv": (b"price,price\n1,2\n", "got 'price' twice"),
+    "latin.csv": (b"price,gr\xf6sse\n1,2\n", "Expected text in UTF-8 in 'latin.csv'"),
+    "empty.npy": (b"", "Expected an array of numbers in 'empty.npy'"),
+    "damaged.npy": (b"\x93NUMPY\x01\x00", "Expected an array of numbers in 'damaged.npy'"),
+    "text.npy": (b"price,size\n1,2\n", "Expected an array of numbers in 'text.npy'"),
+    "damaged.parquet": (b"PAR1", "arquet"),
+    "table.xls": (b"1,2\n", "Expected a file that ends in .csv, .tsv, .npy, .parquet; got 'table.xls'"),
+    "table": (b"1,2\n", "Expected a file that ends in"),
+}
+COMMANDS = {
+    "missing table": ("fit none.csv -o out.ddnf", "got 'none.csv', which is not there"),
+    "folder as table": ("fit folder.csv -o out.ddnf", "got 'folder.csv', which is not a file"),
+    "cube": ("fit cube.npy -o out.ddnf", "got float64 of shape (2, 2, 2)"),
+    "complex": ("fit complex.npy -o out.ddnf", "got complex128 of shape (20, 2)"),
+    "objects": ("fit objects.npy -o out.ddnf", "Expected an array of numbers in 'objects.npy'"),
+    "several": ("fit several.npy -o out.ddnf", "got several"),
+    "NaN array": ("fit nan.npy -o out.ddnf", "a missing value, NaN or infinity in row 3, column 1"),
+    "too few rows": ("fit few.npy -o out.ddnf", "Expected at least 10 rows; got 3"),
+    "words": ("fit named.csv -o out.ddnf", "got 'r0' in row 1, column 'id' of 'named.csv'"),
+    "unknown column": ("fit named.csv -o out.ddnf --columns price,sice", "(id, price, size, year); got 'sice'"),
+    "unknown number": ("fit plain.npy -o out.ddnf --columns 2", "(numbers from 0 to 1); got '2'"),
+    "column twice": ("fit named.csv -o out.ddnf --columns price,price", "none both in --columns and --condition"),
+    "both": ("fit named.csv -o out.ddnf --columns price --condition price", "none both in --columns"),
+    "no columns": ("fit plain.npy -o out.ddnf --condition 0,1", "Expected at least one column"),
+    "unknown support": ("fit plain.npy -o out.ddnf --support odd", "got 'odd'"),
+    "support's column": ("fit plain.npy -o out.ddnf --support 5=unit", "got '5'"),
+    "support elsewhere": ("fit named.csv -o out.ddnf --columns size --support price=unit", "got 'price', which is not"),
+    "broken JSON": ("fit plain.npy -o out.ddnf --support {", "Expected JSON for the support"),
+    "interval": ("fit plain.npy -o out.ddnf --support 0=a:b", "Expected numbers as the ends of an interval; got 'a'"),
+    "named fault": ("fit named.csv -o out.ddnf --columns year,size --support size=unit", "column 'size' has values"),
+    "constant": ("fit constant.csv -o out.ddnf --columns b,a", "column 'a' has one value only"),
+    "steps": ("fit plain.npy -o out.ddnf --steps 0", "Expected steps of at least 1; got 0"),
+    "seed": ("fit plain.npy -o out.ddnf --seed -1", "Expected a seed from 0"),
+    "no folder": ("fit plain.npy -o nowhere/out.ddnf", "Expected a file in an existing folder"),
+    "output is folder": ("fit plain.npy -o folder.csv", "Expected a file in an existing folder"),
+    "draws' ending": ("sample plain.ddnf -o draws.txt", "Expected a file that ends in"),
+    "draws' folder": ("sample plain.ddnf -o nowhere/draws.csv", "Expected a file in an existing folder"),
+    "no draws": ("sample plain.ddnf -n 0", "Expected at least 1 draw; got 0"),
+    "missing model": ("sample none.ddnf", "none.ddnf"),
+    "damaged model": ("sample damaged.ddnf", "Expected a ddnf model file"),
+    "table as model": ("score plain.csv plain.csv", "Expected a ddnf model file"),
+    "no condition": ("sample given.ddnf", "Expected a condition of 1 numbers"),
+    "needless condition": ("sample plain.ddnf --condition 1", "Expected no condition; got one"),
+    "word as condition": ("sample given.ddnf --condition a", "Expected finite numbers to condition on; got 'a'"),
+    "other condition": ("sample given.ddnf --condition size=1", "Expected a value for each condition (year)"),
+    "many conditions": ("sample given.ddnf --condition 1,2", "Expected condition"),
+    "missing column": ("score given.ddnf constant.csv", "Expected a column 'price' in 'constant.csv'; got a, b"),
+    "number of columns": ("score given.ddnf plain.npy", "Expected 3 columns in 'plain.npy'; got 2"),
+    "scores' ending": ("score plain.ddnf plain.npy -o scores.json", "Expected a file that ends in"),
+}
+
+
+def one_line(words, capsys):
+    with pytest.raises(SystemExit) as stop:
+        cli.main(words)
+    shown = capsys.readouterr()
+    assert stop.value.code == 2
+    assert shown.out == "" and shown.err.startswith("ddnf: ") and shown.err.count("\n") == 1
+    return shown.err
+
+
+@pytest.mark.parametrize("command", [FIT, SCORE], ids=["fit", "score"])
+@pytest.mark.parametrize("name", TABLES)
+def test_bad_tables(folder, capsys, name, command):
+    if name.endswith("parquet"):
+        pytest.importorskip("pyarrow")
+    content, message = TABLES[name]
+    Path(name).write_bytes(content)
+    assert message in one_line([word.format(name) for word in command], capsys)
+    assert not Path("out.ddnf").exists()
+
+
+@pytest.mark.parametrize("case", COMMANDS)
+def test_bad_commands(folder, capsys, case):
+    Path("folder.csv").mkdir()
+    Path("damaged.ddnf").write_bytes(b"\0" * 50)
+    Path("constant.csv").write_text("a,b\n" + "".join(f"1,{i}\n" for i in range(20)))
+    arrays = dict(cube=np.ones((2, 2, 2)), complex=np.ones((20, 2)) * 1j, few=ROWS[:3], nan=ROWS.copy())
+    arrays["nan"][2, 1] = np.nan
+    for name, array in arrays.items():
+        np.save(f"{name}.npy", array)
+    np.save("objects.npy", np.array([[1, "a"]], object), allow_pickle=True)
+    with open("several.npy", "wb") as file:
+        np.savez(file, a=ROWS, b=ROWS)
+    command, message = COMMANDS[case]
+    assert message in one_line(command.split(), capsys)
+
+
+def test_other_models(folder, capsys):
+    flow = DDNF(jr.key(0), 2, blocks=1, steps=1, hidden=(2,))
+    ddnf.Posterior(flow, None, 0.0, 0.0, 0.0, 0.0, 0.0, (), np.zeros(1), np.zeros(1)).save("posterior.ddnf")
+    assert "which holds a posterior" in one_line(["sample", "posterior.ddnf"], capsys)
+
+
+def test_parquet_without_its_library(folder, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    Path("table.parquet").write_bytes(b"PAR1")
+    assert "Expected pyarrow to be installed" in one_line(["fit", "table.parquet", "-o", "out.ddnf"], capsys)
+    assert "Expected pyarrow to be installed" in one_line(["sample", "plain.ddnf", "-o", "x.parquet"], capsys)
+
+
+def test_words_in_parquet(folder, capsys):
+    arrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(arrow.table({"price": [1.0, None], "size": ["a", "b"]}), "table.parquet")
+    assert "got string in row 1, column 'size'" in one_line(["score", "named.ddnf", "table.parquet"], capsys)
+    assert "row 2, column 'price'" in one_line([*FIT[:1], "table.parquet", "-o", "m", "--columns", "price"], capsys)
+
+
+@pytest.mark.parametrize("words", [[], ["fly"], ["fit"], ["fit", "plain.npy"], ["sample", "plain.ddnf", "-n", "many"]])
+def test_usage(folder, capsys, words):
+    with pytest.raises(SystemExit) as stop:
+        cli.main(words)
+    assert stop.value.code == 2
+    assert "ddnf" in capsys.readouterr().err
+
+
+def test_interruption(folder, capsys, monkeypatch):
+    def fit_density(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "fit_density", fit_density)
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["fit", "plain.npy", "-o", "out.ddnf"])
+    assert stop.value.code == 130
+    assert capsys.readouterr().err == "ddnf: interrupted\n"
+
+
+def test_as_a_module(tmp_path):
+    words = [sys.executable, "-m", "ddnf", "score", "none.ddnf", "none.csv"]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("ddnf: ") and "none.ddnf" in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_bench_runs_make_in_the_checkout(folder, monkeypatch):
+    Path("benchmarks").mkdir()
+    Path("benchmarks/__main__.py").touch()
+    seen = []
+    monkeypatch.setattr(
+        subprocess, "run", lambda words, **_: seen.append(words) or subprocess.CompletedProcess(words, 0)
+    )
+    cli.main(["bench", "--quick", "--only", "steps", "growth"])
+    assert seen == [["make", "-C", str(Path.cwd()), "bench", "QUICK=1", "ONLY=steps growth"]]
+
+
+def test_bench_needs_a_checkout(folder, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["bench", "--folder", "nowhere"])
+    assert "Expected a checkout" in capsys.readouterr().err

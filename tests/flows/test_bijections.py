@@ -1,0 +1,232 @@
+"""The checks that every rival passes, walked through the table: a new row is tested by itself."""
+
+import itertools
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import pytest
+from flowjax.bijections import Scan
+from numpy.testing import assert_allclose
+
+from ddnf.flows import CNF, RIVALS, DeepSigmoidal, Planar, Radial, exactly, make
+from ddnf.flows.ode import probe
+
+# Their compilation takes long: they are left to CI.
+SLOW = ("bnaf", "cnf", "cnf-hutchinson", "spline-iaf", "spline-maf")
+
+
+def marked(name, *more):
+    return pytest.param(name, *more, marks=pytest.mark.slow if name in SLOW else ())
+
+
+every_rival = pytest.mark.parametrize("name", [marked(name) for name in RIVALS])
+every_case = pytest.mark.parametrize(
+    ("name", "case"),
+    [
+        marked(name, case)
+        for name, case in itertools.product(RIVALS, [(2, 3, None), (3, 1, 2)])
+        if RIVALS[name].takes_condition or case[2] is None
+    ],
+)
+
+
+def rival(name, dim, layers, condition_dim):
+    """A small one, moved away from its start to a map without symmetries."""
+    flow = make(name, jr.key(3), dim, layers, condition_dim, size=4)
+    arrays, static = eqx.partition(flow, eqx.is_inexact_array)
+    leaves, structure = jax.tree.flatten(arrays)
+    keys = jr.split(jr.key(4), len(leaves))
+    moved = [leaf + 0.3 * jr.normal(k, leaf.shape) for k, leaf in zip(keys, leaves, strict=True)]
+    return eqx.combine(jax.tree.unflatten(structure, moved), static)
+
+
+def points(flow, n=8):
+    x = 1.5 * jr.normal(jr.key(0), (n, *flow.shape))
+    return x, None if flow.cond_shape is None else jr.normal(jr.key(1), (n, *flow.cond_shape))
+
+
+def axes(condition):
+    return (0, None if condition is None else 0)
+
+
+def tolerance(name):
+    # A CNF is as exact as its solver.
+    return 3e-4 if name.startswith("cnf") else 1e-9
+
+
+@every_case
+def test_it_is_a_bijection(name, case):
+    """Log-determinant against autodiff, inverse, and the log-determinant of the way back."""
+    flow = rival(name, *case)
+    x, condition = points(flow)
+
+    @jax.jit
+    def run(x, condition):
+        def one(x, condition):
+            y, log_det = flow.transform_and_log_det(x, condition)
+            return log_det, jax.jacobian(flow.transform)(x, condition), *flow.inverse_and_log_det(y, condition)
+
+        return jax.vmap(one, axes(condition))(x, condition)
+
+    log_det, jacobian, back, inverse_log_det = run(x, condition)
+    assert_allclose(back, x, atol=tolerance(name))
+    if RIVALS[name].is_exact:
+        assert_allclose(log_det, jnp.linalg.slogdet(jacobian)[1], atol=tolerance(name))
+        assert_allclose(inverse_log_det, -log_det, atol=tolerance(name))
+        assert np.abs(log_det).min() > 1e-3
+
+
+@every_rival
+def test_float32(name):
+    with jax.enable_x64(False):
+        flow = rival(name, 3, 2, None)
+        x, _ = points(flow)
+
+        @jax.jit
+        @jax.vmap
+        def run(x):
+            y, log_det = flow.transform_and_log_det(x)
+            return log_det, *flow.inverse_and_log_det(y)
+
+        log_det, back, inverse_log_det = run(x)
+    assert log_det.dtype == back.dtype == jnp.float32
+    assert_allclose(back, x, atol=3e-4)
+    if RIVALS[name].is_exact:
+        assert_allclose(inverse_log_det, -log_det, atol=1e-3)
+
+
+@every_rival
+def test_gradients_of_both_ways_reach_everything(name):
+    """Every parameter and the condition have a gradient, and it agrees with finite differences."""
+    flow = rival(name, 3, 1, 2 if RIVALS[name].takes_condition else None)
+    x, condition = points(flow, n=3)
+    image = jax.jit(jax.vmap(flow.transform, axes(condition)))(x, condition)
+    arrays, static = eqx.partition((flow, condition), eqx.is_inexact_array)
+
+    def losses(arrays):
+        flow, condition = eqx.combine(arrays, static)
+        y, log_det = jax.vmap(flow.transform_and_log_det, axes(condition))(x, condition)
+        z, inverse_log_det = jax.vmap(flow.inverse_and_log_det, axes(condition))(image, condition)
+        return jnp.array([jnp.sum(jnp.sin(y)) - jnp.sum(log_det), jnp.sum(jnp.sin(z)) + jnp.sum(inverse_log_det)])
+
+    gradient = jax.tree.leaves(jax.jit(jax.jacrev(losses))(arrays))
+    for leaf in gradient:
+        assert np.isfinite(leaf).all()
+        assert (leaf[0] != 0).any() and (leaf[1] != 0).any()
+    leaves, structure = jax.tree.flatten(arrays)
+    direction = [jr.normal(k, a.shape) for k, a in zip(jr.split(jr.key(5), len(leaves)), leaves, strict=True)]
+
+    @jax.jit
+    def along(step):
+        return losses(jax.tree.unflatten(structure, [a + step * d for a, d in zip(leaves, direction, strict=True)]))
+
+    slope = sum(jnp.tensordot(g, d, d.ndim) for g, d in zip(gradient, direction, strict=True))
+    step, rtol = (1e-3, 2e-2) if name.startswith("cnf") else (1e-6, 1e-6)
+    assert_allclose(slope, (along(step) - along(-step)) / (2 * step), rtol=rtol, atol=rtol)
+
+
+@pytest.mark.parametrize("name", [name for name, row in RIVALS.items() if row.takes_condition])
+def test_condition_moves_the_output(name):
+    flow = make(name, jr.key(0), 2, 1, 2)
+    y = jax.jit(jax.vmap(flow.transform, (None, 0)))(jnp.ones(2), jnp.array([[0.0, 1.0], [1.0, -1.0]]))
+    assert np.abs(y[0] - y[1]).max() > 1e-3
+
+
+def test_a_stack_is_its_layers_one_after_another():
+    flow = rival("planar", 2, 3, None)
+    assert isinstance(flow, Scan)
+    x = jnp.array([0.3, -1.0])
+    expected = x
+    for i in range(3):
+        layer = jax.tree.map(lambda a, i=i: a[i] if eqx.is_array(a) else a, flow.bijection)
+        expected = layer.transform(expected)
+    assert_allclose(flow.transform(x), expected, atol=1e-14)
+
+
+def test_planar_by_the_formula_and_at_its_limit():
+    """z + u' tanh(w.z + b) with w.u' = m(w.u); and with w.u' at -1 to rounding it can still be inverted."""
+    u, w, b, z = jnp.array([0.5, -2.0]), jnp.array([1.0, 3.0]), 0.3, jnp.array([0.2, -0.1])
+    layer = eqx.tree_at(lambda p: p.parameters.start, Planar(jr.key(0), 2), jnp.concatenate([u, w, jnp.array([b])]))
+    m = -1 + np.log1p(np.exp(w @ u))
+    expected = z + (u + (m - w @ u) * w / (w @ w)) * np.tanh(w @ z + b)
+    assert_allclose(layer.transform(z), expected, atol=1e-14)
+    limit = eqx.tree_at(lambda p: p.parameters.start, layer, jnp.array([-20.0, 0.0, 1.0, 0.0, 0.0]))
+    y = jnp.array([1e-3, 1.0])
+    assert_allclose(limit.transform(limit.inverse(y)), y, atol=1e-14)
+
+
+def test_radial_at_its_centre():
+    """The norm has no gradient there, the map has."""
+    layer = Radial(jr.key(0), 3)
+    centre = layer.parameters.start[:3]
+    assert_allclose(layer.inverse(layer.transform(centre)), centre, atol=1e-14)
+    gradient = jax.grad(lambda x: jnp.sum(layer.transform(x)) + layer.transform_and_log_det(x)[1])(centre)
+    assert np.isfinite(gradient).all()
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
+def test_sigmoids_keep_their_tails(dtype):
+    """Far out the map is a line whose slope is nearly min(a): no infinity, and the way back."""
+    flow = jax.tree.map(lambda a: a.astype(dtype) if eqx.is_inexact_array(a) else a, DeepSigmoidal(5))
+    flow = eqx.tree_at(lambda s: s.slopes.args[0], flow, jnp.linspace(-1, 2, 5, dtype=dtype))
+    least = 1e-3 + (1 - 1e-3) * (np.log1p(np.exp(-1.0)) + 1e-3)
+    x = jnp.array([-1e5, -30.0, 0.0, 30.0, 1e5], dtype)
+    y, log_det = jax.vmap(flow.transform_and_log_det)(x)
+    assert_allclose(log_det[jnp.array([0, -1])], np.log(least), atol=1e-5)
+    assert_allclose(jax.vmap(flow.inverse)(y), x, rtol=1e-5, atol=1e-5)
+
+
+def test_sigmoids_have_no_plateau():
+    """Between two steps that are steep to rounding the slope is small, not zero, and the inverse is found."""
+    with jax.enable_x64(False):
+        steep, apart = jnp.array([400.0, 400.0]), jnp.array([-600.0, 600.0])
+        flow = eqx.tree_at(lambda s: (s.slopes.args[0], s.shifts), DeepSigmoidal(2), (steep, apart))
+        x = jnp.linspace(-3, 3, 31)
+        y, log_det = jax.vmap(flow.transform_and_log_det)(x)
+        assert_allclose(jax.vmap(flow.inverse)(y), x, atol=1e-3)
+    assert log_det.min() > np.log(0.9e-3)
+
+
+@pytest.mark.slow
+def test_cnf_with_tight_tolerances():
+    flow = CNF(jr.key(0), 2, condition_dim=1, size=4, rtol=1e-10, atol=1e-10)
+    flow = eqx.tree_at(lambda f: f.velocity.layers[-1].weight, flow, replace_fn=lambda w: 20 * w)
+    x, condition = jnp.array([0.5, -1.0]), jnp.ones(1)
+
+    @jax.jit
+    def run(x):
+        y, log_det = flow.transform_and_log_det(x, condition)
+        return log_det, jax.jacobian(flow.transform)(x, condition), *flow.inverse_and_log_det(y, condition)
+
+    log_det, jacobian, back, inverse_log_det = run(x)
+    assert abs(log_det) > 1e-2
+    assert_allclose(log_det, jnp.linalg.slogdet(jacobian)[1], atol=1e-8)
+    assert_allclose(back, x, atol=1e-8)
+    assert_allclose(inverse_log_det, -log_det, atol=1e-8)
+
+
+def test_hutchinson_is_unbiased_and_deterministic():
+    flow = rival("cnf-hutchinson", 2, 1, None)
+    x = jr.normal(jr.key(0), (400, 2))
+    exact = exactly(flow)
+
+    @jax.jit
+    def run(x):
+        return (
+            jax.vmap(flow.transform_and_log_det)(x),
+            jax.vmap(flow.transform_and_log_det)(x[::-1]),
+            jax.vmap(exact.transform_and_log_det)(x),
+        )
+
+    (y, log_det), (_, reverse), (exact_y, exact_log_det) = run(x)
+    # The same probes, to the bit; the steps are common to the batch, whose order they depend on by rounding.
+    (key,) = flow.probe_key
+    assert_allclose(probe(key, x[::-1])[::-1], probe(key, x), rtol=0, atol=0)
+    assert_allclose(reverse[::-1], log_det, atol=1e-9)
+    assert_allclose(y, exact_y, atol=1e-3)
+    error = np.asarray(log_det - exact_log_det)
+    assert error.std() > 1e-2
+    assert abs(error.mean()) < 4 * error.std() / np.sqrt(len(error))

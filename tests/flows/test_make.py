@@ -1,0 +1,102 @@
+"""The table of rivals, and what it refuses."""
+
+import ast
+import dataclasses
+from pathlib import Path
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import pytest
+
+from ddnf import flows as baselines
+from ddnf.flows import RIVALS, DeepSigmoidal, Sylvester, make, table
+
+every_rival = pytest.mark.parametrize("name", RIVALS)
+
+
+@every_rival
+def test_shapes_and_start(name):
+    """Of the shape asked for, and close enough to the identity at first for its log density to be of use."""
+    flow = make(name, jr.key(0), 2, layers=2)
+    assert flow.shape == (2,) and flow.cond_shape is None
+    x = jr.normal(jr.key(1), (20, 2))
+    y, log_det = jax.jit(jax.vmap(flow.transform_and_log_det))(x)
+    assert np.isfinite(y).all() and np.abs(y).max() < 2 * np.abs(x).max() + 2
+    # FlowJAX's start of a block network squeezes the points; the others begin near the identity.
+    assert np.median(np.abs(log_det)) < (5 if name == "bnaf" else 1)
+    if RIVALS[name].takes_condition:
+        assert eqx.filter_eval_shape(lambda: make(name, jr.key(0), 3, condition_dim=4)).cond_shape == (4,)
+
+
+@every_rival
+def test_size_is_its_width(name):
+    def count(size):
+        flow = eqx.filter_eval_shape(lambda: make(name, jr.key(0), 5, condition_dim=3, size=size))
+        return sum(leaf.size for leaf in jax.tree.leaves(flow) if isinstance(leaf, jax.ShapeDtypeStruct))
+
+    assert count(2) < count(4) < count(RIVALS[name].size)
+
+
+@every_rival
+def test_program_does_not_grow_with_layers(name):
+    def length(layers):
+        flow = make(name, jr.key(0), 2, layers=layers, size=2)
+        return len(str(jax.make_jaxpr(flow.transform_and_log_det)(jnp.ones(2))).splitlines())
+
+    assert length(7) == length(3)
+
+
+@every_rival
+def test_rows_are_filled_in(name):
+    rival = RIVALS[name]
+    assert rival.title and rival.size_means and rival.size >= 1
+    assert rival.reference or name.startswith("affine")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("glow", 2), "Expected one of affine, .*; got 'glow'"),
+        (("planar", 0), "Expected dim of at least 1 for planar; got 0"),
+        (("naf", 1), "Expected dim of at least 2 for naf; got 1"),
+        (("planar", 2, 0), "Expected layers of at least 1; got 0"),
+        (("planar", 2, 1, 0), "Expected condition_dim of at least 1; got 0"),
+        (("iaf", 2, 1, None, 0), "Expected size of at least 1; got 0"),
+    ],
+)
+def test_bad_input(arguments, message):
+    name, *rest = arguments
+    with pytest.raises(ValueError, match=message):
+        make(name, jr.key(0), *rest)
+
+
+def test_bad_condition(monkeypatch):
+    monkeypatch.setitem(table.RIVALS, "planar", dataclasses.replace(RIVALS["planar"], takes_condition=False))
+    with pytest.raises(ValueError, match="Expected no condition for planar; got condition_dim 2"):
+        make("planar", jr.key(0), 2, condition_dim=2)
+
+
+def test_bad_sizes_of_parts():
+    with pytest.raises(ValueError, match="Expected rank between 1 and dim, 2; got 3"):
+        Sylvester(jr.key(0), 2, rank=3)
+    with pytest.raises(ValueError, match="Expected count of at least 1; got 0"):
+        DeepSigmoidal(0)
+
+
+def test_imports_nothing_of_ours():
+    """But its own modules and the helper for optional libraries."""
+    for path in Path(baselines.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            for name in names:
+                assert not name.startswith("ddnf") or name.startswith(("ddnf.flows", "ddnf.system.optional")), path
+
+
+def test_documented_with_an_example():
+    for name in baselines.__all__:
+        doc = getattr(baselines, name).__doc__
+        assert doc and (name in ("RIVALS", "Rival") or ">>>" in doc)
