@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import re
-import shutil
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -11,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from tqdm.auto import tqdm
 
-from ddnf_paper.record import circumstances, plain, read, write
+from ddnf.training.checkpoint import remove_checkpoints
+from ddnf_paper.record import check_record, circumstances, plain, read, write
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -93,6 +93,7 @@ def run(
     config = dataclasses.replace(experiment.profiles[profile], **(changes or {}))
     record = _begin(experiment.name, profile, config, seed)
     path = out / f"{experiment.name}.json"
+    check_record(path)
     folder = out / f"{experiment.name}-checkpoints"
     if resume:
         record = _taken_over(record, path)
@@ -101,7 +102,8 @@ def run(
             write(path, record)
     else:
         path.unlink(missing_ok=True)
-        shutil.rmtree(folder, ignore_errors=True)
+        for checkpoint in folder.glob("*"):
+            remove_checkpoints(checkpoint)
     parts = {name: part for name, part in experiment.parts(config, seed).items() if wanted(name)}
     if not parts:
         raise ValueError(f"Expected at least one part of {experiment.name} to run; got a choice of none.")
@@ -115,7 +117,7 @@ def run(
         record["parts"][name] = found
         record["seconds"][name] = time.perf_counter() - start
         write(path, record)
-        shutil.rmtree(checkpoint, ignore_errors=True)
+        remove_checkpoints(checkpoint)
     return record
 
 

@@ -12,6 +12,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from ddnf.system.files import check_overwrite, write_atomic
+
 
 def plain(value: Any, digits: int = 5) -> Any:
     """What JSON has a form for: arrays become lists, of so many significant digits; what is not finite, null.
@@ -64,6 +66,18 @@ def read(path: Path) -> dict[str, Any]:
 def write(path: Path, record: Mapping[str, Any]) -> None:
     """Whole or not at all; one line for each entry, so that its head can be read and its arrays take little room."""
     lines = [f" {json.dumps(name)}: {json.dumps(entry, allow_nan=False)}" for name, entry in record.items()]
-    partial = path.with_suffix(".tmp")
-    partial.write_text("{\n" + ",\n".join(lines) + "\n}\n")
-    partial.replace(path)
+    check_record(path)
+    write_atomic(path, "{\n" + ",\n".join(lines) + "\n}\n")
+
+
+def check_record(path: Path) -> None:
+    """Raises a ValueError if there is a file at `path` that is not a record of one of our commands."""
+    check_overwrite(path, kind="results of ddnf", is_ours=_is_record)
+
+
+def _is_record(path: Path) -> bool:
+    try:
+        command = json.loads(path.read_text("utf-8"))["command"]
+    except (ValueError, TypeError, LookupError, RecursionError):
+        return False
+    return isinstance(command, str) and command.startswith(("ddnf ", "python ", "make bench"))

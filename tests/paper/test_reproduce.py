@@ -96,12 +96,20 @@ def test_again(tmp_path):
     assert record["parts"]["second"] == dict(values=[7.0]) and len(record["parts"]["first"]["values"]) == 3
 
 
-def test_spoiled_file(tmp_path):
-    (tmp_path / "tiny.json").write_text("{")
-    with pytest.raises(ValueError, match="Expected the results of a run"):
-        run(make(dict(first=good)), tmp_path, profile="smoke")
-    (tmp_path / "tiny.json").write_text("{}")  # of another kind: nothing to take over
-    assert run(make(dict(first=good)), tmp_path, profile="smoke")["parts"]
+@pytest.mark.parametrize("content", ["{", "{}", '{"parts": {}, "config": {}, "seed": 0}', "notes"])
+@pytest.mark.parametrize("options", [dict(), dict(resume=False), dict(again=True)])
+def test_a_file_that_is_not_ours_stays(tmp_path, content, options):
+    (tmp_path / "tiny.json").write_text(content)
+    (tmp_path / "tiny.tmp").write_text("mine")
+    (tmp_path / "tiny-checkpoints" / "first" / "2022").mkdir(parents=True)
+    (tmp_path / "tiny-checkpoints" / "first" / "2022" / "photo").write_text("mine")
+    with pytest.raises(ValueError, match="or results of ddnf to replace"):
+        run(make(dict(first=good)), tmp_path, profile="smoke", **options)
+    assert (tmp_path / "tiny.json").read_text() == content
+    (tmp_path / "tiny.json").unlink()
+    run(make(dict(first=good)), tmp_path, profile="smoke", **options)
+    assert (tmp_path / "tiny.tmp").read_text() == "mine"
+    assert (tmp_path / "tiny-checkpoints" / "first" / "2022" / "photo").read_text() == "mine"
 
 
 def test_plain():

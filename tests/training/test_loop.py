@@ -176,7 +176,7 @@ def test_resumes_bit_for_bit(tmp_path):
 
 def test_checkpoint_needs_a_folder(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(ValueError, match="folder for checkpoints"):
+    with pytest.raises(ValueError, match="Expected a folder that may be written"):
         fit(checkpoint=tmp_path / "file")
 
 

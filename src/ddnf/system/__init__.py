@@ -1,1 +1,1 @@
-"""Files and optional libraries."""
+"""Files and optional libraries; imports nothing else of ours."""

@@ -1,6 +1,13 @@
-"""Checkpoints of a run by orbax: written whole or not at all, and taken up by the run that wrote them only."""
+"""Checkpoints of a training run: written by orbax, resumed only by the run that wrote them.
 
+All of them are in a subfolder `ddnf-checkpoints`, which a marker file makes ours. Each checkpoint in it carries a
+marker too; whatever else is in these folders is neither read nor removed.
+"""
+
+import contextlib
 import hashlib
+import json
+import secrets
 import shutil
 import time
 import warnings
@@ -12,64 +19,96 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
+from ddnf.system.files import claim_folder
 from ddnf.system.optional import require
+
+SUBFOLDER = "ddnf-checkpoints"
+_MARKER = "ddnf-checkpoint.json"
+_STATE = "state"
+_REMOVED = ".ddnf-removed-"
 
 
 class Checkpoints:
-    """The checkpoints of one run in a folder, the last two of them; does nothing without a folder.
+    """The last two checkpoints of one run. Without a folder, does nothing.
 
     Args:
-        folder: where they are, or None.
-        seconds: time between two of them.
-        mark: the run's `fingerprint`, so that no run takes up another's state.
+        folder: where their subfolder is, or None.
+        seconds: time between two checkpoints.
+        run: the run's `fingerprint`; a run with another one cannot resume from this folder.
     """
 
-    def __init__(self, folder: str | PathLike | None, seconds: float, mark: str):
-        self.folder = None if folder is None else Path(folder).expanduser().absolute()
+    def __init__(self, folder: str | PathLike | None, seconds: float, run: str):
+        self.folder = None if folder is None else _subfolder(folder)
         self.seconds, self.last = seconds, time.monotonic()
         if self.folder is None:
             return
         self._orbax = require("orbax.checkpoint", "checkpoint").PyTreeCheckpointer()
-        _mark(self.folder, mark)
-        for leftover in self.folder.iterdir():
-            # What was being written or deleted when the run was killed.
-            if leftover.is_dir() and not leftover.name.isdigit():
-                shutil.rmtree(leftover, ignore_errors=True)
+        self._marker = json.dumps(dict(format="ddnf checkpoint", run=run))
+        if claim_folder(self.folder, _MARKER, self._marker) != self._marker:
+            raise ValueError(
+                f"Expected checkpoints of this run in {str(self.folder)!r}; got those of a run with other arguments, "
+                "data or key. Use another folder, or delete this one."
+            )
+        for path in _checkpoints(self.folder):
+            if not (path / _STATE).is_dir():  # the run was killed while it wrote or removed this one
+                _remove(path)
 
     def restore(self, state: PyTree) -> PyTree:
-        """The last whole state in the folder, in the shape of `state`; `state` itself if there is none."""
+        """The newest complete state in the folder, with the structure of `state`; `state` itself if there is none."""
         leaves, structure = jax.tree.flatten(state)
-        for path in self._paths():
+        for path in self._complete():
             try:
-                found = self._orbax.restore(path)
+                found = self._orbax.restore(path / _STATE)
                 values = [jnp.asarray(found[name], leaf.dtype) for name, leaf in _named(leaves).items()]
-            except Exception as error:  # orbax raises all sorts of things at files that are not whole
-                warnings.warn(f"The checkpoint {path} can't be read ({error}); an older one is tried.", stacklevel=2)
+            except Exception as error:  # orbax raises many kinds of errors for damaged files
+                warnings.warn(f"The checkpoint {path} cannot be read ({error}); trying an older one.", stacklevel=2)
                 continue
             return structure.unflatten(values)
         return state
 
     def save(self, state: PyTree, number: int, *, last: bool) -> None:
-        """Writes the state if it is time to, or if it is the last."""
+        """Writes the state if `seconds` have passed since the last checkpoint, or if `last`."""
         if self.folder is None or not (last or time.monotonic() - self.last >= self.seconds):
             return
         arrays = {name: np.asarray(leaf) for name, leaf in _named(jax.tree.leaves(state)).items()}
-        self._orbax.save(self.folder / str(number), arrays, force=True)
-        for old in self._paths()[2:]:
-            gone = old.rename(old.with_name(f"{old.name}.old"))
-            shutil.rmtree(gone, ignore_errors=True)
+        path = self.folder / str(number)
+        claim_folder(path, _MARKER, self._marker)
+        self._orbax.save(path / _STATE, arrays, force=True)
+        for old in self._complete()[2:]:
+            _remove(old)
         self.last = time.monotonic()
 
-    def _paths(self) -> list[Path]:
-        """Checkpoints, the newest first. They get their names when they are whole."""
-        if self.folder is None:
-            return []
-        paths = [path for path in self.folder.iterdir() if path.name.isdigit()]
-        return sorted(paths, key=lambda path: -int(path.name))
+    def _complete(self) -> list[Path]:
+        """Complete checkpoints, the newest first. Orbax gives a state its name when it is complete."""
+        paths = [] if self.folder is None else _checkpoints(self.folder)
+        return sorted((path for path in paths if (path / _STATE).is_dir()), key=lambda path: -int(path.name))
+
+
+def remove_checkpoints(folder: str | PathLike) -> None:
+    """Removes the checkpoints in a folder, and the folder itself if nothing else is in it.
+
+    Example:
+        >>> import tempfile
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> _ = (folder / "thesis.txt").write_text("mine")
+        >>> Checkpoints(folder, 0.0, "run").save({"x": jnp.ones(2)}, 1, last=True)
+        >>> remove_checkpoints(folder)
+        >>> [path.name for path in folder.iterdir()]
+        ['thesis.txt']
+    """
+    ours = _subfolder(folder)
+    if not _is_marked(ours):
+        return
+    for path in _checkpoints(ours):
+        _remove(path)
+    (ours / _MARKER).unlink()
+    for empty in (ours, ours.parent):
+        with contextlib.suppress(OSError):
+            empty.rmdir()
 
 
 def fingerprint(arrays: PyTree, *numbers: int) -> str:
-    """A digest of all that decides a run.
+    """A digest of everything that determines a run.
 
     Example:
         >>> import jax.numpy as jnp
@@ -87,19 +126,31 @@ def _named(leaves):
     return {f"{number:05d}": leaf for number, leaf in enumerate(leaves)}
 
 
-def _mark(folder: Path, mark: str) -> None:
-    """Writes the run's mark into the folder, or checks that it is the one there."""
-    file = folder / "run.txt"
+def _subfolder(folder: str | PathLike) -> Path:
+    return Path(folder).expanduser().absolute() / SUBFOLDER
+
+
+def _is_marked(folder: Path) -> bool:
+    """Whether a folder, not a link to one, has our marker file."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if not file.exists():
-            draft = file.with_suffix(".draft")
-            draft.write_text(mark)
-            draft.replace(file)
-    except OSError as error:
-        raise ValueError(f"Expected a folder for checkpoints; got {str(folder)!r} ({error.strerror}).") from error
-    if file.read_text() != mark:
-        raise ValueError(
-            f"Expected the checkpoint in {str(folder)!r} to be of this run; got one of a run with other arguments, "
-            "data or key. Use another folder, or delete it."
-        )
+        is_folder = folder.is_dir() and not folder.is_symlink()
+        return is_folder and json.loads((folder / _MARKER).read_text("utf-8"))["format"] == "ddnf checkpoint"
+    except (OSError, ValueError, TypeError, LookupError):
+        return False
+
+
+def _checkpoints(folder: Path) -> list[Path]:
+    return [path for path in folder.iterdir() if path.name.isdecimal() and _is_marked(path)]
+
+
+def _remove(path: Path) -> None:
+    """Removes what we wrote into the folder of a checkpoint, and the folder if nothing else is in it."""
+    with contextlib.suppress(FileNotFoundError):
+        # Renamed first: a state that is only partly removed must not be taken for a complete one.
+        (path / _STATE).rename(path / f"{_REMOVED}{secrets.token_hex(8)}")
+    for pattern in (f"{_REMOVED}*", f"{_STATE}.orbax-checkpoint-tmp*"):
+        for entry in path.glob(pattern):
+            shutil.rmtree(entry, ignore_errors=True)
+    (path / _MARKER).unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        path.rmdir()
