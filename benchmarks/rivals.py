@@ -50,7 +50,7 @@ def stretches(name: str, layers: int) -> np.ndarray:
     loss = ReverseKL(ENERGIES["energy1"].log_density, None, None, settings.batch, gradient, temper, jnp.asarray(1.0))
     optimizer = train.adam(compare.rate_of(name, settings, layers), settings.steps)
     steps = STRETCH * STRETCHES
-    fit = train.fit(jr.key(1), flow, loss, steps=steps, stretch=STRETCH, optimizer=optimizer, progress=False)
+    fit = train.fit(jr.key(1), flow, loss, steps=steps, chunk=STRETCH, optimizer=optimizer, progress=False)
     return fit.seconds
 
 

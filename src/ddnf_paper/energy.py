@@ -75,7 +75,7 @@ def fit(key: PRNGKeyArray, flow: DDNF, training: Training, *, penalty: Penalty |
         # Steps that had to be skipped are a result here: they are in the record.
         warnings.simplefilter("ignore", RuntimeWarning)
         return train.fit(
-            key, flow, loss, steps=training.iterations, optimizer=optimizer, stretch=training.stretch, progress=False
+            key, flow, loss, steps=training.iterations, optimizer=optimizer, chunk=training.stretch, progress=False
         )
 
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 
+import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
@@ -25,7 +26,7 @@ def quadratic(x, draw):
 
 def fit(loss=quadratic, start=None, **options):
     start = jnp.zeros(3) if start is None else start
-    settings = dict(steps=300, optimizer=train.adam(0.1, 300), stretch=50, progress=False) | options
+    settings = dict(steps=300, optimizer=train.adam(0.1, 300), chunk=50, progress=False) | options
     return train.fit(jr.key(0), start, loss, **settings)
 
 
@@ -37,7 +38,7 @@ def test_finds_the_optimum():
     assert result.seconds.shape == (6,) and (result.seconds > 0).all()
 
 
-def test_steps_need_not_fill_the_last_stretch():
+def test_steps_need_not_fill_the_last_chunk():
     counted = fit(lambda x, draw: jnp.sum(x), jnp.zeros(()), steps=130, optimizer=optax.sgd(1.0))
     assert float(counted.parameters) == -130.0 and counted.steps == 130
 
@@ -50,7 +51,7 @@ def test_every_row_is_seen_equally():
         data=rows,
         batch=5,
         steps=100,
-        stretch=50,
+        chunk=50,
         optimizer=optax.sgd(1.0),
     )
     assert_array_equal(seen.parameters, jnp.full(10, 50.0))
@@ -71,7 +72,7 @@ def test_infinite_gradients_are_skipped_too():
         return lax.cond(draw.step == 0, lambda: jnp.sum(jnp.sqrt(x)), lambda: jnp.sum(x))
 
     with pytest.warns(RuntimeWarning, match="1 of 10 steps"):
-        result = fit(root, jnp.zeros(2), steps=10, stretch=10, optimizer=optax.sgd(0.1))
+        result = fit(root, jnp.zeros(2), steps=10, chunk=10, optimizer=optax.sgd(0.1))
     assert_allclose(result.parameters, -0.9)
 
 
@@ -87,7 +88,7 @@ def test_stops_after_too_many_and_returns_the_best():
 
 def test_early_stopping_keeps_the_best_parameters():
     """The validation value falls to x = 1 and rises beyond, while the loss goes on to 3."""
-    result = fit(validate=lambda x, target: jnp.sum((x - target) ** 2), held_out=jnp.ones(3), patience=2, stretch=5)
+    result = fit(validate=lambda x, target: jnp.sum((x - target) ** 2), held_out=jnp.ones(3), patience=2, chunk=5)
     assert result.reason == "stopped early" and result.steps < 300
     best = int(np.argmin(result.values))
     assert len(result.values) == best + 3
@@ -131,8 +132,8 @@ def test_bar_shows_loss_and_speed(capfd):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (dict(steps=0), "steps to be at least 1"),
-        (dict(stretch=0), "stretch"),
+        (dict(steps=0), "steps to be an integer of at least 1"),
+        (dict(chunk=0), "chunk"),
         (dict(batch=0), "batch"),
         (dict(patience=0), "patience"),
         (dict(data=(jnp.zeros(3), jnp.zeros(4))), "common number of rows"),
@@ -186,7 +187,7 @@ from ddnf.training import loop as train
 def loss(x, draw):
     return jnp.sum((x - 3.0) ** 2) + 0.1 * jnp.sum(x * jr.normal(draw.key, x.shape))
 print("ready", flush=True)
-result = train.fit(jr.key(0), jnp.zeros(3), loss, steps=40_000, stretch=400, optimizer=train.adam(1e-2, 40_000),
+result = train.fit(jr.key(0), jnp.zeros(3), loss, steps=40_000, chunk=400, optimizer=train.adam(1e-2, 40_000),
                    checkpoint=sys.argv[1], checkpoint_seconds=0.0, progress=False)
 np.save(sys.argv[2], np.asarray(result.parameters))
 """
@@ -220,3 +221,17 @@ def test_sigkill_at_twenty_random_moments(tmp_path):
     with start("killed", "killed.npy") as process:
         assert process.wait() == 0
     assert_array_equal(np.load(tmp_path / "whole.npy"), np.load(tmp_path / "killed.npy"))
+
+
+def test_runs_under_debug_nans():
+    with jax.debug_nans(True):
+        result = fit(validate=lambda x, target: jnp.sum((x - target) ** 2), held_out=jnp.ones(3))
+    assert np.isfinite(result.losses).all() and np.isfinite(result.values).all()
+
+
+@pytest.mark.usefixtures("as_users_run_it")
+def test_keys_and_counts_are_checked_before_tracing():
+    with pytest.raises(ValueError, match=r"random key such as jax.random.key\(0\); got 0"):
+        train.fit(0, jnp.zeros(3), quadratic, steps=10, optimizer=optax.sgd(0.1))
+    with pytest.raises(ValueError, match=r"steps to be an integer of at least 1; got 1\.5"):
+        fit(steps=1.5)

@@ -211,7 +211,7 @@ def fit_density(
         batch=batch,
         validate=loss.held_out,
         held_out=pick(order[:held]),
-        stretch=max(100, min(1000, (len(rows) - held) // batch)),
+        chunk=max(100, min(1000, (len(rows) - held) // batch)),
         patience=patience,
         checkpoint=checkpoint,
         progress=progress,

@@ -339,7 +339,7 @@ def fit_vae(
         batch=batch,
         validate=_validate,
         held_out=held_out,
-        stretch=steps,
+        chunk=steps,
         average=average,
         checkpoint=checkpoint,
         progress=progress,
