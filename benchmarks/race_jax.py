@@ -23,7 +23,7 @@ from flowjax.flows import masked_autoregressive_flow
 
 import ddnf
 from benchmarks import race
-from ddnf import flows as baselines
+from ddnf import flows
 from ddnf.flow.folds import folded_share
 from ddnf.posterior.objective import ReverseKL, best_gradient
 from ddnf.training.loop import Draw
@@ -44,8 +44,8 @@ def spline_maf(key: Any) -> Any:
 
 
 def of_table(name: str, layers: int) -> Callable[[Any], Any]:
-    """A rival of `ddnf.flows`: BNAF is FlowJAX's network, the continuous flow is solved by Diffrax."""
-    return lambda key: baselines.make(name, key, 2, layers)
+    """A flow of `ddnf.flows`: BNAF is FlowJAX's network, the continuous flow is solved by Diffrax."""
+    return lambda key: flows.make(name, key, 2, layers)
 
 
 def scanned(build: Callable, rate: race.Rate, energy: str, limit: float, seed: int) -> dict:

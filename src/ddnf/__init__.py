@@ -1,5 +1,6 @@
 """Deep diffeomorphic normalizing flows: exact, invertible, fast."""
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from ddnf.density.fit import Density, fit_density
@@ -53,14 +54,14 @@ __all__ = [
 ]
 
 
+# Imported when first used: some need libraries of their own.
+_LAZY = {"from_numpyro": "ddnf.bridges.numpyro", "from_pymc": "ddnf.bridges.pymc"}
+_ROOMS = ("baselines", "bridges", "density", "flows", "posterior", "storage", "training", "vae", "viz")
+
+
 def __getattr__(name: str):
-    """The bridges, imported when first asked for: each needs a library of its own."""
-    if name == "from_numpyro":
-        from ddnf.bridges.numpyro import from_numpyro
-
-        return from_numpyro
-    if name == "from_pymc":
-        from ddnf.bridges.pymc import from_pymc
-
-        return from_pymc
+    if name in _LAZY:
+        return getattr(import_module(_LAZY[name]), name)
+    if name in _ROOMS:
+        return import_module(f"ddnf.{name}")
     raise AttributeError(f"module 'ddnf' has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""Ours and the rivals on one target or one table, through the same fit; every number with the exact log-determinant."""
+"""Ours and the baselines on one target or one table, through the same fit; every number with the exact log-determinant."""
 
 import dataclasses
 import time
@@ -17,7 +17,7 @@ from flowjax.bijections import AbstractBijection, Invert
 from jax.scipy.stats import norm
 from jaxtyping import Float, PRNGKeyArray
 
-from ddnf import flows as baselines
+from ddnf import flows
 from ddnf.density.fit import fit_density
 from ddnf.flow.bijection import DDNF
 from ddnf.flow.certificate import certify
@@ -45,7 +45,7 @@ OURS: Mapping[str, Own] = {
 # Not bijections of K layers: NumPyro's own inference.
 WITHOUT_LAYERS: Mapping[str, str] = {"advi": "ADVI", "advi-full": "ADVI, full rank", "nuts": "NUTS"}
 FLOWS: Mapping[str, str] = {name: own.title for name, own in OURS.items()} | {
-    name: rival.title for name, rival in baselines.RIVALS.items()
+    name: baseline.title for name, baseline in flows.BASELINES.items()
 }
 MODELS: Mapping[str, str] = FLOWS | WITHOUT_LAYERS
 # From a key to a flow.
@@ -64,11 +64,11 @@ class Settings:
         learning_rate: of Adam, at its height; None for the one that each model trains best with.
         temper: share of the steps in which a target is warmed up.
         end: affine map after the flow and a search for modes before, as in `fit_posterior`; None for the flow alone.
-        size: width of the rivals, as in `baselines.make`; None for each one's own default.
+        size: width of the baselines, as in `flows.make`; None for each one's own default.
         cells: T, the cells of each block of DDNF.
         starts: so many fits from different starts, of which the one with the best ELBO counts.
 
-    Rivals that are slow by their nature get less: see `affordable`.
+    Baselines that are slow by their nature get less: see `affordable`.
     """
 
     steps: int = 4000
@@ -96,7 +96,7 @@ def make(
     if name in OURS:
         hidden = OURS[name].hidden
         return DDNF(key, dim, blocks=layers, steps=settings.cells, hidden=hidden, condition_dim=condition_dim)
-    return baselines.make(name, key, dim, layers, condition_dim, settings.size)
+    return flows.make(name, key, dim, layers, condition_dim, settings.size)
 
 
 def with_layers(models: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -106,7 +106,7 @@ def with_layers(models: Sequence[str]) -> tuple[list[str], list[str]]:
         >>> with_layers(["planar", "nuts", "ddnf"])
         (['planar', 'ddnf'], ['nuts'])
     """
-    layered = [name for name in models if name in OURS or (name in FLOWS and baselines.RIVALS[name].has_layers)]
+    layered = [name for name in models if name in OURS or (name in FLOWS and flows.BASELINES[name].has_layers)]
     return layered, [name for name in models if name not in layered]
 
 
@@ -190,7 +190,7 @@ def on_table(
     flow_key, fit_key = jr.split(key)
     flow = make(name, flow_key, train.shape[1], layers=layers, settings=settings)
     # Likelihoods train from points to noise: that is to be the fast direction.
-    is_forward_fast = name in OURS or baselines.RIVALS[name].is_forward_fast
+    is_forward_fast = name in OURS or flows.BASELINES[name].is_forward_fast
     flow = Invert(flow) if is_forward_fast else flow
     rate = rate_of(name, settings, layers)
     start = time.perf_counter()
@@ -239,7 +239,7 @@ def fit(
     return fit_posterior(
         fit_key,
         target,
-        flow=baselines.loosely(build(flow_key)),
+        flow=flows.for_training(build(flow_key)),
         steps=settings.steps,
         batch=settings.batch,
         learning_rate=rate_of(name, settings),
@@ -267,7 +267,7 @@ def _flow(key, target, name, build, settings, plane, progress):
     if not kept:
         return known | dict(fit_seconds=seconds, complaints=["Every start was lost where the target has no density."])
     best = max(kept, key=lambda posterior: posterior.elbo)
-    flow = baselines.exactly(best.flow)
+    flow = flows.for_evaluation(best.flow)
     return dict(
         **known,
         **_times(seconds, best.seconds, 100),
@@ -341,7 +341,7 @@ def _determinants(key, flow) -> dict[str, Any]:
 
 def is_quick(name: str) -> bool:
     """Whether draws, and the Jacobian that path gradients want, are cheap: no adaptive solver, no sequential map."""
-    return name in OURS or (baselines.RIVALS[name].is_forward_fast and not is_continuous(name))
+    return name in OURS or (flows.BASELINES[name].is_forward_fast and not is_continuous(name))
 
 
 def is_continuous(name: str) -> bool:
@@ -355,8 +355,8 @@ def rate_of(name: str, settings: Settings, layers: int = 1) -> float:
         return settings.learning_rate
     if name in OURS:
         return OURS[name].learning_rate
-    rival = baselines.RIVALS[name]
-    return rival.learning_rate * (2 / max(2, layers) if rival.rate_falls else 1)
+    baseline = flows.BASELINES[name]
+    return baseline.learning_rate * (2 / max(2, layers) if baseline.rate_falls else 1)
 
 
 def _times(seconds: float, stretches: np.ndarray, length: int) -> dict[str, float]:

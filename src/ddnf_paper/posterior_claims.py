@@ -141,12 +141,12 @@ def _says_scale_helps(found: Mapping[str, dict]) -> Claim:
 
 
 def _says_gaussians_fail(found: Mapping[str, dict]) -> Claim:
-    ours, rivals = _kl(found, OURS), {name: _kl(found, name) for name in (HOUSEHOLDER, MEAN_FIELD)}
-    fails = [kl > max(0.05, 5 * ours) for kl in rivals.values()]
+    ours, baselines = _kl(found, OURS), {name: _kl(found, name) for name in (HOUSEHOLDER, MEAN_FIELD)}
+    fails = [kl > max(0.05, 5 * ours) for kl in baselines.values()]
     return Claim(
         "Neither Householder flows nor ADVI capture the true posterior",
         "read from the figure",
-        ", ".join(f"median KL {kl:.2g} for {name}" for name, kl in rivals.items()) + f", {ours:.2g} for DDNF",
+        ", ".join(f"median KL {kl:.2g} for {name}" for name, kl in baselines.items()) + f", {ours:.2g} for DDNF",
         "reproduced" if all(fails) else "partly" if any(fails) else "not reproduced",
         "Reproduced means a KL above 0.05 and above five times that of DDNF for both, partly for one. Reflections "
         "keep a Gaussian a Gaussian, so both can only miss the skewness.",

@@ -11,7 +11,7 @@ import jax.random as jr
 import numpy as np
 from tqdm.auto import tqdm
 
-from ddnf import flows as baselines
+from ddnf import flows
 from ddnf.density.tables import READERS, open_table
 from ddnf.posterior.target import Target
 from ddnf.system.optional import require
@@ -111,7 +111,7 @@ def _target(name: str, target: Target, settings: Settings, plane: Plane | None =
     def run(key, **options):
         return on_target(key, target, plane=plane, progress=False, **options)
 
-    models = [name for name in MODELS if _least_dim(name) <= target.dim]
+    models = [name for name in MODELS if _min_dim(name) <= target.dim]
     if plane is None:
         return Subject(name, models, run, settings)
     return Subject(name, models, run, settings, plane.image(plane.log_density), extent=plane.shown)
@@ -127,7 +127,7 @@ def _table(path: Path, seed: int) -> Subject:
     def run(key, **options):
         return on_table(key, rows[held:], rows[:held], progress=False, **options)
 
-    models = [name for name in FLOWS if _least_dim(name) <= rows.shape[1]]
+    models = [name for name in FLOWS if _min_dim(name) <= rows.shape[1]]
     return Subject(path.stem, models, run, Settings(), points=rows[held:][:1000])
 
 
@@ -145,8 +145,8 @@ def _own(path: Path, name: str, dim: int | None) -> Target:
     return Target(found, dim)
 
 
-def _least_dim(name: str) -> int:
-    return baselines.RIVALS[name].least_dim if name in baselines.RIVALS else 1
+def _min_dim(name: str) -> int:
+    return flows.BASELINES[name].min_dim if name in flows.BASELINES else 1
 
 
 def _wanted(subject: Subject, models: Sequence[str], layers: Sequence[int]) -> list[tuple[str, int | None]]:

@@ -1,4 +1,4 @@
-"""Toy energies (the paper's Fig. toyDensity): ours and the rivals, KL(q|p) by quadrature."""
+"""Toy energies (the paper's Fig. toyDensity): ours and the baselines, KL(q|p) by quadrature."""
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
@@ -8,7 +8,7 @@ from typing import Any
 import jax.random as jr
 import numpy as np
 
-from ddnf import flows as baselines
+from ddnf import flows
 from ddnf.flows.autoregressive import masked
 from ddnf.flows.sigmoidal import DeepSigmoidal
 from ddnf.posterior.target import Target
@@ -107,7 +107,7 @@ def _candidates(
     for layers in config.equal if is_main else ():
         planar, (count, sigmoids, width) = _EQUAL[layers]
         small = partial(masked, dim=2, transformer=DeepSigmoidal(sigmoids), layers=count, size=width)
-        yield "planar", f"planar, {planar} layers", None, partial(baselines.make, "planar", dim=2, layers=planar)
+        yield "planar", f"planar, {planar} layers", None, partial(flows.make, "planar", dim=2, layers=planar)
         yield "naf", f"NAF, {count} x {sigmoids} sigmoids, {width} units", None, small
 
 

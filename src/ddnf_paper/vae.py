@@ -33,7 +33,7 @@ Gaussian and gives the flow a signal of 64 numbers; "plain VAE + context" is tha
 ours: 16 blocks of one cell and 8 units, kept from folding by a bound on the fields. -log p(x) is by importance-weighted
 draws: what is left between it and the -ELBO on the same images a better posterior could still gain for that decoder.
 The settings of DDNF (blocks, units, size of the context), the start of the decoder and the average were chosen by test
-values of MNIST with 40 latent dimensions in runs of up to 100 epochs; those of the rivals were not tuned."""
+values of MNIST with 40 latent dimensions in runs of up to 100 epochs; those of the baselines were not tuned."""
 
 
 @dataclasses.dataclass(frozen=True)

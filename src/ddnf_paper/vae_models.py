@@ -11,8 +11,7 @@ import numpy as np
 from flowjax.bijections import AbstractBijection
 from jaxtyping import Float, PRNGKeyArray
 
-from ddnf import DDNF, Taylor
-from ddnf import flows as baselines
+from ddnf import DDNF, Taylor, flows
 from ddnf.vae.model import VAE, Decoder, Encoder, Gaussian, bernoulli
 
 CONTEXT = 64
@@ -38,8 +37,8 @@ def _none(key: PRNGKeyArray, latent: int, context: int | None) -> None:
     return None
 
 
-def _rival(name: str, layers: int, size: int | None, key: PRNGKeyArray, latent: int, context: int | None):
-    return baselines.make(name, key, latent, layers=layers, condition_dim=context, size=size)
+def _baseline(name: str, layers: int, size: int | None, key: PRNGKeyArray, latent: int, context: int | None):
+    return flows.make(name, key, latent, layers=layers, condition_dim=context, size=size)
 
 
 def _ddnf(key: PRNGKeyArray, latent: int, context: int | None) -> DDNF:
@@ -59,11 +58,11 @@ def _pair(name: str, title: str, flow: Build) -> dict[str, Model]:
 
 MODELS: dict[str, Model] = {
     **_pair("plain", "plain VAE", _none),
-    **_pair("planar", "planar", partial(_rival, "planar", 8, None)),
-    **_pair("householder", "Householder", partial(_rival, "householder", 8, None)),
-    **_pair("sylvester", "Sylvester", partial(_rival, "sylvester", 2, 8)),
-    **_pair("iaf", "IAF", partial(_rival, "iaf", 2, 128)),
-    **_pair("naf", "NAF", partial(_rival, "naf", 1, 128)),
+    **_pair("planar", "planar", partial(_baseline, "planar", 8, None)),
+    **_pair("householder", "Householder", partial(_baseline, "householder", 8, None)),
+    **_pair("sylvester", "Sylvester", partial(_baseline, "sylvester", 2, 8)),
+    **_pair("iaf", "IAF", partial(_baseline, "iaf", 2, 128)),
+    **_pair("naf", "NAF", partial(_baseline, "naf", 1, 128)),
     **_pair("ddnf", "DDNF", _ddnf),
     "ddnf22+context": Model("DDNF (2, 2) + context, one probe", _as_in_the_paper, has_context=True),
 }

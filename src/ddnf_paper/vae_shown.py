@@ -214,14 +214,14 @@ def _claims(where: str, epochs: int, found: Found, every: Found) -> list[Claim]:
         values = {model: _mean(parts, "negative_elbo") for model, parts in every.items()}
         best = min(values, key=lambda model: values[model])
         rest = {model: value for model, value in values.items() if model != _OURS}
-        rival = min(rest, key=lambda model: rest[model])
+        baseline = min(rest, key=lambda model: rest[model])
         made.append(
             Claim(
                 f"{where}: DDNF + context is the best of the models",
                 "by 1.3 nats over NAF on MNIST (Table 1)" if where == "mnist-40" else "the lowest of its table",
-                f"{values[_OURS]:.2f}; the next is {MODELS[rival].title} with {rest[rival]:.2f}"
-                f"{_significance(every[_OURS], every[rival])}",
-                ("reproduced" if _is_clear(every[_OURS], every[rival]) else "partly")
+                f"{values[_OURS]:.2f}; the next is {MODELS[baseline].title} with {rest[baseline]:.2f}"
+                f"{_significance(every[_OURS], every[baseline])}",
+                ("reproduced" if _is_clear(every[_OURS], every[baseline]) else "partly")
                 if best == _OURS
                 else "not reproduced",
                 "All models at the same number of epochs, with the same encoder, decoder and context. Partly means "

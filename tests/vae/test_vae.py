@@ -10,8 +10,7 @@ import pytest
 from flowjax.bijections import Affine, Invert
 from numpy.testing import assert_allclose
 
-from ddnf import DDNF, Exact, Taylor
-from ddnf import flows as baselines
+from ddnf import DDNF, Exact, Taylor, flows
 from ddnf.vae.model import VAE, Decoder, Encoder, Gaussian, bernoulli, fit_vae, judge_vae
 from ddnf_paper.targets import images
 
@@ -23,8 +22,8 @@ def small(flow=None, *, context=None, latent=2, pixels=16):
 FLOWS = {
     "none": lambda context: None,
     "ddnf": lambda context: DDNF(jr.key(2), 2, blocks=2, steps=2, hidden=(4,), condition_dim=context, output_scale=1.0),
-    "planar": lambda context: baselines.make("planar", jr.key(2), 2, layers=2, condition_dim=context),
-    "naf": lambda context: baselines.make("naf", jr.key(2), 2, layers=1, condition_dim=context),
+    "planar": lambda context: flows.make("planar", jr.key(2), 2, layers=2, condition_dim=context),
+    "naf": lambda context: flows.make("naf", jr.key(2), 2, layers=1, condition_dim=context),
     "inverted": lambda context: Invert(Affine(jnp.ones(2), jnp.full(2, 2.0))),
 }
 

@@ -141,7 +141,7 @@ def compare(
         steps: training steps of each fit.
         batch: draws, or rows, for each step.
         learning_rate: of Adam; left out, each model has the one it trains best with.
-        size: width of the rivals; left out, each has its own.
+        size: width of the baselines; left out, each has its own.
         starts: fits of each model from different starts, of which the best counts.
         seed: of the random numbers.
         resume: keep the rows in the folder that were made with the same settings and seed; or begin anew.

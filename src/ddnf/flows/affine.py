@@ -1,25 +1,23 @@
-"""Affine maps that a condition may move: Gaussian posteriors, mean-field and full-rank."""
+"""Affine maps, conditional or not: mean-field and full-rank Gaussians."""
 
 from typing import Any
 
-import equinox as eqx
 import jax.numpy as jnp
-from flowjax.bijections import AbstractBijection
 from jax.nn import softplus
 from jax.scipy.linalg import solve_triangular
 from jaxtyping import PRNGKeyArray
 
-from ddnf.flows.parameters import UNIT, Parameters, condition_shape
+from ddnf.flows.parameters import UNIT, Parameters, ParametricBijection, condition_shape
 
 
-class DiagonalAffine(AbstractBijection):
+class DiagonalAffine(ParametricBijection):
     """f(z) = scale * z + shift, elementwise, both predicted from the condition if there is one.
 
     Args:
-        key: random key of the map from the condition.
+        key: random key of the network from the condition.
         dim: dimension.
-        condition_dim: dimension of the condition; None for a map without.
-        size: hidden units of the map from the condition.
+        condition_dim: dimension of the condition; None for none.
+        size: hidden units of the network from the condition.
 
     Example:
         >>> import jax.numpy as jnp, jax.random as jr
@@ -27,13 +25,9 @@ class DiagonalAffine(AbstractBijection):
         [1.0, -2.0]
     """
 
-    parameters: Parameters
-    shape: tuple[int, ...] = eqx.field(static=True)
-    cond_shape: tuple[int, ...] | None = eqx.field(static=True)
-
     def __init__(self, key: PRNGKeyArray, dim: int, *, condition_dim: int | None = None, size: int = 32):
-        start = jnp.concatenate([jnp.zeros(dim), jnp.full(dim, UNIT)])
-        self.parameters = Parameters(key, start, condition_dim=condition_dim, size=size)
+        initial = jnp.concatenate([jnp.zeros(dim), jnp.full(dim, UNIT)])
+        self.parameters = Parameters(key, initial, condition_dim=condition_dim, size=size)
         self.shape, self.cond_shape = (dim,), condition_shape(condition_dim)
 
     def transform_and_log_det(self, x: Any, condition: Any = None):
@@ -49,14 +43,10 @@ class DiagonalAffine(AbstractBijection):
         return shift, softplus(raw)
 
 
-class FullAffine(AbstractBijection):
+class FullAffine(ParametricBijection):
     """f(z) = L z + shift with L lower triangular, both predicted from the condition if there is one.
 
-    Args:
-        key: random key of the map from the condition.
-        dim: dimension.
-        condition_dim: dimension of the condition; None for a map without.
-        size: hidden units of the map from the condition.
+    The arguments are those of `DiagonalAffine`.
 
     Example:
         >>> import jax.numpy as jnp, jax.random as jr
@@ -64,13 +54,9 @@ class FullAffine(AbstractBijection):
         [1.0, -2.0]
     """
 
-    parameters: Parameters
-    shape: tuple[int, ...] = eqx.field(static=True)
-    cond_shape: tuple[int, ...] | None = eqx.field(static=True)
-
     def __init__(self, key: PRNGKeyArray, dim: int, *, condition_dim: int | None = None, size: int = 32):
-        start = jnp.concatenate([jnp.zeros(dim), jnp.full(dim, UNIT), jnp.zeros(dim * (dim - 1) // 2)])
-        self.parameters = Parameters(key, start, condition_dim=condition_dim, size=size)
+        initial = jnp.concatenate([jnp.zeros(dim), jnp.full(dim, UNIT), jnp.zeros(dim * (dim - 1) // 2)])
+        self.parameters = Parameters(key, initial, condition_dim=condition_dim, size=size)
         self.shape, self.cond_shape = (dim,), condition_shape(condition_dim)
 
     def transform_and_log_det(self, x: Any, condition: Any = None):

@@ -1,4 +1,4 @@
-"""Autoregressive flows of FlowJAX's parts: masked ones with any transformer (IAF, MAF, NAF), and block networks."""
+"""Autoregressive flows built from FlowJAX: masked ones with any transformer (IAF, MAF, NAF), and block networks."""
 
 import equinox as eqx
 import jax
@@ -21,7 +21,7 @@ from paramax.utils import inv_softplus
 from ddnf.flows.parameters import stack
 from ddnf.flows.root import increasing_root
 
-_LEAST_SCALE = 1e-2
+_MIN_SCALE = 1e-2
 
 
 def masked(
@@ -33,16 +33,16 @@ def masked(
     condition_dim: int | None = None,
     size: int = 32,
 ) -> Scan:
-    """Layers of `MaskedAutoregressive`, each followed by a reversal of the coordinates; forward is the fast way.
+    """Layers of `MaskedAutoregressive`, each followed by a reversal of the coordinates; forward is the fast direction.
 
     Kingma et al., "Improved variational inference with inverse autoregressive flow", 2016.
 
     Args:
         key: random key of the weights.
         dim: dimension, at least 2.
-        transformer: bijection of the line, whose parameters the conditioner moves.
+        transformer: bijection of the line, to whose parameters the conditioner adds its output.
         layers: number of layers.
-        condition_dim: dimension of the condition; None for a flow without.
+        condition_dim: dimension of the condition; None for none.
         size: hidden units in each of the conditioner's two layers.
 
     Example:
@@ -76,8 +76,8 @@ def block(key: PRNGKeyArray, dim: int, *, layers: int = 1, condition_dim: int | 
         key: random key of the weights.
         dim: dimension.
         layers: number of layers.
-        condition_dim: dimension of the condition; None for a flow without.
-        size: hidden units for each dimension, in each of two layers.
+        condition_dim: dimension of the condition; None for none.
+        size: hidden units per dimension, in each of two layers.
 
     Example:
         >>> import jax.numpy as jnp, jax.random as jr
@@ -88,7 +88,7 @@ def block(key: PRNGKeyArray, dim: int, *, layers: int = 1, condition_dim: int | 
 
     def layer(key):
         network = BlockAutoregressiveNetwork(key, dim=dim, cond_dim=condition_dim, depth=2, block_dim=size)
-        # Our roots bring their own implicit gradients; FlowJAX's leave out the condition's.
+        # Our root finder has implicit gradients of its own; FlowJAX's omit the gradient of the condition.
         bijection = NumericalInverse(network, invert_autoregressive, use_implicit_differentation=False)
         return Chain([bijection, Flip((dim,))])
 
@@ -98,7 +98,7 @@ def block(key: PRNGKeyArray, dim: int, *, layers: int = 1, condition_dim: int | 
 def invert_autoregressive(
     bijection: AbstractBijection, y: Float[Array, " dim"], condition: Array | None = None
 ) -> Float[Array, " dim"]:
-    """The inverse of an increasing autoregressive map, one coordinate after another, to rounding.
+    """Inverts an increasing autoregressive map to rounding, one coordinate after another.
 
     Example:
         >>> import jax.numpy as jnp
@@ -116,15 +116,15 @@ def invert_autoregressive(
 
 
 def floored_affine() -> Affine:
-    """An affine bijection of the line whose scale stays above 0.01, so that its inverse stays in bounds.
+    """An affine bijection of the line whose scale stays above 0.01, which bounds its inverse.
 
     Example:
         >>> round(float(floored_affine().transform(2.0)), 5)
         2.0
     """
-    scale = Parameterize(_floored, inv_softplus(jnp.array(1 - _LEAST_SCALE)))
+    scale = Parameterize(_floored, inv_softplus(jnp.array(1 - _MIN_SCALE)))
     return eqx.tree_at(lambda affine: affine.scale, Affine(), scale)
 
 
 def _floored(raw):
-    return jax.nn.softplus(raw) + _LEAST_SCALE
+    return jax.nn.softplus(raw) + _MIN_SCALE

@@ -2,26 +2,24 @@
 
 from typing import Any
 
-import equinox as eqx
 import jax.numpy as jnp
 import jax.random as jr
-from flowjax.bijections import AbstractBijection
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from ddnf.flows.parameters import Parameters, condition_shape
+from ddnf.flows.parameters import Parameters, ParametricBijection, condition_shape
 
 
-class Householder(AbstractBijection):
+class Householder(ParametricBijection):
     """A reflection: f(z) = z - 2 v (v.z) / |v|^2, its own inverse, of log-determinant 0.
 
     Tomczak and Welling, "Improving variational auto-encoders using Householder flow", 2016. There each v is
     predicted from the one before; here each from the condition.
 
     Args:
-        key: random key of the start.
+        key: random key of the initial v.
         dim: dimension.
-        condition_dim: dimension of the condition, which predicts v; None for a reflection without.
-        size: hidden units of the map from the condition to it.
+        condition_dim: dimension of the condition, which predicts v; None for none.
+        size: hidden units of the network that does so.
 
     Example:
         >>> import jax.numpy as jnp, jax.random as jr
@@ -31,13 +29,10 @@ class Householder(AbstractBijection):
         5.0
     """
 
-    parameters: Parameters
-    shape: tuple[int, ...] = eqx.field(static=True)
-    cond_shape: tuple[int, ...] | None = eqx.field(static=True)
-
     def __init__(self, key: PRNGKeyArray, dim: int, *, condition_dim: int | None = None, size: int = 32):
         v_key, network_key = jr.split(key)
-        self.parameters = Parameters(network_key, jr.normal(v_key, (dim,)), condition_dim=condition_dim, size=size)
+        initial = jr.normal(v_key, (dim,))
+        self.parameters = Parameters(network_key, initial, condition_dim=condition_dim, size=size)
         self.shape, self.cond_shape = (dim,), condition_shape(condition_dim)
 
     def transform_and_log_det(self, x: Any, condition: Any = None):
@@ -48,7 +43,7 @@ class Householder(AbstractBijection):
 
 
 def reflect(x: Float[Array, "dim *columns"], v: Float[Array, " dim"]) -> Float[Array, "dim *columns"]:
-    """x (a vector, or the columns of a matrix) mirrored at the plane through 0 that is orthogonal to v.
+    """Reflects x (a vector, or the columns of a matrix) in the plane through 0 that is orthogonal to v.
 
     Example:
         >>> import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""Parameters that a condition may move, and layers stacked for a scan: what all our own bijections are made of."""
+"""Parameters that may depend on a condition, bijections made of them, and layers stacked for a scan."""
 
 import math
 from collections.abc import Callable
@@ -16,12 +16,12 @@ UNIT = math.log(math.e - 1)
 class Parameters(eqx.Module):
     """The parameters of one layer as a vector: free, or predicted from the condition (amortised).
 
-    With a condition c they are start + W tanh(V c + a), where W is small at first.
+    With a condition c they are start + W tanh(V c + a), where W is initially small.
 
     Args:
         key: random key of the network.
-        start: where the parameters start.
-        condition_dim: dimension of the condition; None for parameters without.
+        start: initial parameters.
+        condition_dim: dimension of the condition; None for none.
         size: hidden units of the network.
 
     Example:
@@ -46,8 +46,16 @@ class Parameters(eqx.Module):
         return self.start + self.network(condition)
 
 
+class ParametricBijection(AbstractBijection):
+    """A bijection of vectors with one vector of parameters, which a condition may predict."""
+
+    parameters: Parameters
+    shape: tuple[int, ...] = eqx.field(static=True)
+    cond_shape: tuple[int, ...] | None = eqx.field(static=True)
+
+
 def stack(key: PRNGKeyArray, layers: int, make: Callable[[PRNGKeyArray], AbstractBijection]) -> Scan:
-    """Layers of the same kind one after another, as one scan: they compile as fast as one.
+    """Composes layers of the same kind as one scan, which compiles as fast as one layer.
 
     Example:
         >>> import jax.numpy as jnp, jax.random as jr
@@ -60,7 +68,7 @@ def stack(key: PRNGKeyArray, layers: int, make: Callable[[PRNGKeyArray], Abstrac
 
 
 def condition_shape(condition_dim: int | None) -> tuple[int, ...] | None:
-    """FlowJAX's `cond_shape` of a condition of so many dimensions.
+    """FlowJAX's `cond_shape` for a condition of this dimension.
 
     Example:
         >>> condition_shape(3), condition_shape(None)

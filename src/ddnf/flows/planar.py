@@ -2,30 +2,28 @@
 
 from typing import Any
 
-import equinox as eqx
 import jax.numpy as jnp
 import jax.random as jr
-from flowjax.bijections import AbstractBijection
 from jax.nn import softplus
 from jaxtyping import PRNGKeyArray
 
-from ddnf.flows.parameters import UNIT, Parameters, condition_shape
+from ddnf.flows.parameters import UNIT, Parameters, ParametricBijection, condition_shape
 from ddnf.flows.root import increasing_root
 
 
-class Planar(AbstractBijection):
+class Planar(ParametricBijection):
     """A planar layer: f(z) = z + u' tanh(w.z + b), with u' = u + (m(w.u) - w.u) w / |w|^2.
 
     m(x) = -1 + softplus(x) keeps w.u' above -1, so that the map is invertible (Rezende and Mohamed, "Variational
-    inference with normalizing flows", 2015, Appendix A.1). FlowJAX's own constrains w.u' in another way.
-    The inverse is exact: a = w.z is the root of a + (w.u') tanh(a + b) = w.y. At the start w is a random
-    unit vector and u' is small.
+    inference with normalizing flows", 2015, Appendix A.1). FlowJAX's `Planar` constrains w.u' differently.
+    The inverse is exact: a = w.z is the root of a + (w.u') tanh(a + b) = w.y. Initially w is a random unit vector
+    and u' is small.
 
     Args:
-        key: random key of the start.
+        key: random key of the initial parameters.
         dim: dimension.
-        condition_dim: dimension of the condition, which predicts u, w and b; None for a layer without.
-        size: hidden units of the map from the condition to these.
+        condition_dim: dimension of the condition, which predicts u, w and b; None for none.
+        size: hidden units of the network from the condition to these.
 
     Example:
         >>> import jax.numpy as jnp, jax.random as jr
@@ -35,17 +33,13 @@ class Planar(AbstractBijection):
         True
     """
 
-    parameters: Parameters
-    shape: tuple[int, ...] = eqx.field(static=True)
-    cond_shape: tuple[int, ...] | None = eqx.field(static=True)
-
     def __init__(self, key: PRNGKeyArray, dim: int, *, condition_dim: int | None = None, size: int = 32):
         w_key, u_key, b_key, network_key = jr.split(key, 4)
         w = jr.normal(w_key, (dim,))
         w = w / jnp.linalg.norm(w)
         u = UNIT * w + 0.1 * jr.normal(u_key, (dim,))
-        start = jnp.concatenate([u, w, jr.normal(b_key, (1,))])
-        self.parameters = Parameters(network_key, start, condition_dim=condition_dim, size=size)
+        initial = jnp.concatenate([u, w, jr.normal(b_key, (1,))])
+        self.parameters = Parameters(network_key, initial, condition_dim=condition_dim, size=size)
         self.shape, self.cond_shape = (dim,), condition_shape(condition_dim)
 
     def transform_and_log_det(self, x: Any, condition: Any = None):
@@ -69,5 +63,5 @@ class Planar(AbstractBijection):
 
 
 def _log_det(h, slope):
-    # log(1 + (slope - 1) tanh'), with nothing that cancels.
+    # log(1 + (slope - 1) tanh'), without cancellation.
     return jnp.log(h**2 + slope * (1 - h**2))

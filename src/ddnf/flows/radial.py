@@ -2,28 +2,26 @@
 
 from typing import Any
 
-import equinox as eqx
 import jax.numpy as jnp
 import jax.random as jr
-from flowjax.bijections import AbstractBijection
 from jax.nn import softplus
 from jaxtyping import PRNGKeyArray
 
-from ddnf.flows.parameters import UNIT, Parameters, condition_shape
+from ddnf.flows.parameters import UNIT, Parameters, ParametricBijection, condition_shape
 
 
-class Radial(AbstractBijection):
+class Radial(ParametricBijection):
     """A radial layer: f(z) = z + beta (z - c) / (alpha + r), with r = |z - c|, alpha > 0 and beta > -alpha.
 
     Rezende and Mohamed, "Variational inference with normalizing flows", 2015, Appendix A.2. The
-    inverse takes the radius R of y back to the positive root of r^2 + (alpha + beta - R) r = R alpha. At the start
-    alpha is 1, beta is small, and the centre c a draw of the standard normal.
+    inverse takes the radius R of y back to the positive root of r^2 + (alpha + beta - R) r = R alpha. Initially
+    alpha is 1, beta is small, and the centre c is a draw of the standard normal.
 
     Args:
-        key: random key of the start.
+        key: random key of the initial parameters.
         dim: dimension.
-        condition_dim: dimension of the condition, which predicts c, alpha and beta; None for a layer without.
-        size: hidden units of the map from the condition to these.
+        condition_dim: dimension of the condition, which predicts c, alpha and beta; None for none.
+        size: hidden units of the network that does so.
 
     Example:
         >>> import jax.numpy as jnp, jax.random as jr
@@ -33,15 +31,11 @@ class Radial(AbstractBijection):
         True
     """
 
-    parameters: Parameters
-    shape: tuple[int, ...] = eqx.field(static=True)
-    cond_shape: tuple[int, ...] | None = eqx.field(static=True)
-
     def __init__(self, key: PRNGKeyArray, dim: int, *, condition_dim: int | None = None, size: int = 32):
         centre_key, beta_key, network_key = jr.split(key, 3)
         raw = UNIT + jnp.concatenate([jnp.zeros(1), 0.1 * jr.normal(beta_key, (1,))])
-        start = jnp.concatenate([jr.normal(centre_key, (dim,)), raw])
-        self.parameters = Parameters(network_key, start, condition_dim=condition_dim, size=size)
+        initial = jnp.concatenate([jr.normal(centre_key, (dim,)), raw])
+        self.parameters = Parameters(network_key, initial, condition_dim=condition_dim, size=size)
         self.shape, self.cond_shape = (dim,), condition_shape(condition_dim)
 
     def transform_and_log_det(self, x: Any, condition: Any = None):
@@ -54,7 +48,7 @@ class Radial(AbstractBijection):
         radius = _norm(y - centre)
         p = total - radius
         root = jnp.sqrt(p**2 + 4 * radius * alpha)
-        # The same root in two ways: each without cancellation where it is taken.
+        # Two forms of the same root, each used where it has no cancellation.
         r = jnp.where(p > 0, 2 * radius * alpha / (jnp.abs(p) + root), (jnp.abs(p) + root) / 2)
         return centre + (y - centre) * (r + alpha) / (r + total), -self._log_det(r, alpha, total)
 

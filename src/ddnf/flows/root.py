@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-_MOST_STEPS = 200
+_MAX_STEPS = 200
 
 
 def increasing_root(
@@ -16,11 +16,11 @@ def increasing_root(
     """The x with function(x) = 0, by Newton's method kept within a bracket by bisection.
 
     By the implicit function theorem dx = -df / f'(x), where df is the change of the function at x: gradients reach
-    whatever the function closes over, and no step of the search is differentiated.
+    whatever the function closes over, and the iterations are not differentiated.
 
     Args:
         function: increasing and differentiable.
-        low, high: first guess of a bracket; widened where it does not hold the root.
+        low, high: initial bracket; widened if it does not contain the root.
 
     Example:
         >>> import jax
@@ -51,21 +51,21 @@ def _bracket(function, low, high):
 
 
 def _newton(function, low, high):
-    # A step below this is rounding, in a function whose terms are as large as its bracket.
-    least = jnp.finfo(low.dtype).eps * (high - low)
+    # Smaller steps are rounding, if the function's terms are as large as its bracket.
+    tolerance = jnp.finfo(low.dtype).eps * (high - low)
 
     def body(state):
         low, high, x, size, count = state
         value, slope = jax.jvp(function, (x,), (jnp.ones_like(x),))
         low, high = jnp.where(value <= 0, x, low), jnp.where(value >= 0, x, high)
         newton = x - value / slope
-        # Newton's steps must halve, or bisection takes over: so it ends whatever the function.
+        # Newton's steps must halve, otherwise bisection takes over: this terminates for every function.
         is_good = (low < newton) & (newton < high) & (jnp.abs(newton - x) < size / 2)
         after = jnp.where(is_good, newton, (low + high) / 2)
         return low, high, after, jnp.abs(after - x), count + 1
 
     def unfinished(state):
         _, _, x, size, count = state
-        return (size > least + jnp.finfo(x.dtype).eps * jnp.abs(x)) & (count < _MOST_STEPS)
+        return (size > tolerance + jnp.finfo(x.dtype).eps * jnp.abs(x)) & (count < _MAX_STEPS)
 
     return lax.while_loop(unfinished, body, (low, high, (low + high) / 2, high - low, 0))[2]

@@ -20,16 +20,16 @@ class DeepSigmoidal(AbstractBijection):
     """A bijection of the line: y = e x + (1 - e) logit(sum_j w_j sigmoid(a_j x + b_j)), a_j > 0, w on the simplex.
 
     Huang, Krueger, Lacoste and Courville, "Neural autoregressive flows", 2018, who have no e. Their guard, which keeps
-    the logit's argument off 0 and 1, is not needed here: both it and its complement are sums in the logarithmic
-    domain, so the tails are the straight lines that they should be, in any precision. But between two steep
-    sigmoids the sum may be flat to rounding: then the inverse is lost, and densities come out as infinite. A share
+    the logit's argument off 0 and 1, is not needed here: it and its complement are both sums in the logarithmic
+    domain, so the tails are straight lines in any precision. But between two steep sigmoids the sum may be flat to
+    rounding, and then the inverse is lost and densities become infinite. A share
     e = 0.001 of the identity bounds the slope from below. In FlowJAX's `MaskedAutoregressive` the conditioner's output
     is added to the parameters before their constraints.
 
-    Without e the root of y lies between the smallest and the largest of (y - b_j) / a_j, and with it near there.
+    Without e the inverse of y lies between the smallest and the largest of (y - b_j) / a_j, and with it near there.
 
     Args:
-        count: number of sigmoids. They start spread out, with slope 1, as nearly the identity.
+        count: number of sigmoids. Initially they are spread out with slope 1, nearly the identity.
 
     Example:
         >>> import jax.numpy as jnp
@@ -67,5 +67,5 @@ class DeepSigmoidal(AbstractBijection):
 
 
 def _positive(raw):
-    # With an a of nearly 0 the bracket of the root would be endless.
+    # With an a of nearly 0 the bracket of the root would be unbounded.
     return softplus(raw) + 1e-3

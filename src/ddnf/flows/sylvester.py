@@ -5,17 +5,16 @@ from typing import Any
 import equinox as eqx
 import jax.numpy as jnp
 import jax.random as jr
-from flowjax.bijections import AbstractBijection
 from jax import lax
 from jax.nn import softplus
 from jaxtyping import PRNGKeyArray
 
 from ddnf.flows.householder import reflect
-from ddnf.flows.parameters import UNIT, Parameters, condition_shape
+from ddnf.flows.parameters import UNIT, Parameters, ParametricBijection, condition_shape
 from ddnf.flows.root import increasing_root
 
 
-class Sylvester(AbstractBijection):
+class Sylvester(ParametricBijection):
     """A Sylvester layer: f(z) = z + Q R tanh(S Q^T z + b), Q with orthonormal columns, R and S upper triangular.
 
     Invertible where r_ii s_ii > -1 (van den Berg, Hasenclever, Tomczak and Welling, "Sylvester normalizing flows for
@@ -25,11 +24,11 @@ class Sylvester(AbstractBijection):
     s + R tanh(S s + b) = Q^T y from the last coordinate to the first, each the root of one increasing function.
 
     Args:
-        key: random key of the start, where R's diagonal is small and its other elements are zero.
+        key: random key of the initial parameters: R has a small diagonal and zeros elsewhere.
         dim: dimension.
         rank: M, the number of columns of Q.
-        condition_dim: dimension of the condition, which predicts Q, R, S and b; None for a layer without.
-        size: hidden units of the map from the condition to these.
+        condition_dim: dimension of the condition, which predicts Q, R, S and b; None for none.
+        size: hidden units of the network that does so.
 
     Example:
         >>> import jax.numpy as jnp, jax.random as jr
@@ -39,9 +38,6 @@ class Sylvester(AbstractBijection):
         True
     """
 
-    parameters: Parameters
-    shape: tuple[int, ...] = eqx.field(static=True)
-    cond_shape: tuple[int, ...] | None = eqx.field(static=True)
     rank: int = eqx.field(static=True)
 
     def __init__(self, key: PRNGKeyArray, dim: int, *, rank: int, condition_dim: int | None = None, size: int = 32):
@@ -51,8 +47,8 @@ class Sylvester(AbstractBijection):
         slopes = UNIT + 0.1 * jr.normal(slopes_key, (rank,))
         matrices = jnp.stack([jnp.diag(slopes), UNIT * jnp.eye(rank)])
         vectors, b = jr.normal(vectors_key, (rank * dim,)), jr.normal(b_key, (rank,))
-        start = jnp.concatenate([vectors, matrices.ravel(), b])
-        self.parameters = Parameters(network_key, start, condition_dim=condition_dim, size=size)
+        initial = jnp.concatenate([vectors, matrices.ravel(), b])
+        self.parameters = Parameters(network_key, initial, condition_dim=condition_dim, size=size)
         self.shape, self.cond_shape, self.rank = (dim,), condition_shape(condition_dim), rank
 
     def transform_and_log_det(self, x: Any, condition: Any = None):
@@ -65,7 +61,7 @@ class Sylvester(AbstractBijection):
         target = y @ Q
 
         def coordinate(carry, i):
-            # What lies behind i is known, what lies before it is still zero.
+            # Coordinates after i are known, those before it are still zero.
             s, h = carry
             aim, shift, r = target[i] - R[i] @ h, b[i] + S[i] @ s, R[i, i]
             reach = jnp.abs(r)
@@ -93,5 +89,5 @@ def _orthonormal(vectors):
 
 
 def _log_det(h, slopes):
-    # The Jacobian's factor tanh' S R is triangular; 1 + (slope - 1) tanh' with nothing that cancels.
+    # The Jacobian's factor tanh' S R is triangular; 1 + (slope - 1) tanh' without cancellation.
     return jnp.sum(jnp.log(h**2 + slopes * (1 - h**2)))

@@ -1,6 +1,6 @@
 """What a fit of each flow costs: seconds to compile, and the time of a training step, on the first toy energy.
 
-python benchmarks/rivals.py [--out results/rival-times.json] [--models planar naf ...] [--layers 2 8 10]
+python benchmarks/baselines.py [--out results/baseline-times.json] [--models planar naf ...] [--layers 2 8 10]
 
 The models, settings and steps are those of `ddnf reproduce toy --profile full`, one core, float32. All models are
 measured in turns, several times, so that a machine that slows down for a while slows them all; medians count. Each
@@ -20,7 +20,7 @@ import jax.random as jr
 import numpy as np
 from tqdm import tqdm
 
-from ddnf import flows as baselines
+from ddnf import flows
 from ddnf.posterior.objective import ReverseKL, best_gradient
 from ddnf.training import loop as train
 from ddnf_paper import compare
@@ -44,7 +44,7 @@ COLUMNS = dict(
 def stretches(name: str, layers: int) -> np.ndarray:
     """Seconds of stretches of training; the first one of a process compiles."""
     settings = compare.affordable(name, CONFIG.settings)
-    flow = baselines.loosely(compare.make(name, jr.key(0), 2, layers=layers, settings=settings))
+    flow = flows.for_training(compare.make(name, jr.key(0), 2, layers=layers, settings=settings))
     gradient = best_gradient(flow) if compare.is_quick(name) else "total"
     temper = int(settings.temper * settings.steps)
     loss = ReverseKL(ENERGIES["energy1"].log_density, None, None, settings.batch, gradient, temper, jnp.asarray(1.0))
@@ -85,11 +85,11 @@ def summary(name: str, layers: int, begun: float, samples: list[float]) -> dict:
 def main():
     names, _ = compare.with_layers(CONFIG.models)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "results" / "rival-times.json")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "results" / "baseline-times.json")
     parser.add_argument("--models", nargs="+", choices=names, default=names)
     parser.add_argument("--layers", nargs="+", type=int, default=list(CONFIG.layers))
     given = parser.parse_args()
-    record: dict[str, Any] = dict(command="python benchmarks/rivals.py", **circumstances(), rows={})
+    record: dict[str, Any] = dict(command="python benchmarks/baselines.py", **circumstances(), rows={})
     if given.out.exists():
         record["rows"] = read(given.out)["rows"]
     wanted = {f"{name}, K={layers}": (name, layers) for layers in given.layers for name in given.models}
@@ -97,7 +97,7 @@ def main():
     left = [
         (turn, key) for turn in range(TURNS) for key in wanted if record["rows"].get(key, {}).get("turns", 0) <= turn
     ]
-    for _, key in tqdm(left, desc="rivals"):
+    for _, key in tqdm(left, desc="baselines"):
         row = record["rows"].get(key, {})
         record["rows"][key] = measured(row, *wanted[key], is_first=key not in compiled)
         compiled.add(key)
