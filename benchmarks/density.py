@@ -46,7 +46,7 @@ def miniboone(folder):
 
 def ours(key, train, test):
     density = ddnf.fit_density(key, train)
-    return np.asarray(density.log_prob(test)), dict(looks=len(density.losses), complaints=density.complaints)
+    return np.asarray(density.log_prob(test)), dict(looks=len(density.losses), issues=density.issues)
 
 
 def unbounded(key, train, test):
@@ -54,7 +54,7 @@ def unbounded(key, train, test):
     flow_key, fit_key = jr.split(key)
     flow = ddnf.DDNF(flow_key, train.shape[1], blocks=8, steps=2, hidden=(64, 8, 64), activation="softplus")
     density = ddnf.fit_density(fit_key, train, flow=Invert(flow))
-    return np.asarray(density.log_prob(test)), dict(looks=len(density.losses), complaints=density.complaints)
+    return np.asarray(density.log_prob(test)), dict(looks=len(density.losses), issues=density.issues)
 
 
 def gaussian(key, train, test):

@@ -3,7 +3,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from ddnf.density.fit import Density, fit_density
+from ddnf.density import Density, fit_density
 from ddnf.flow.bijection import DDNF, Path
 from ddnf.flow.certificate import Certificate, certify
 from ddnf.flow.field import MLPField
@@ -13,7 +13,7 @@ from ddnf.flow.solver import euler, midpoint, rk4
 from ddnf.posterior.fit import Posterior, fit_posterior
 from ddnf.posterior.target import Target
 from ddnf.storage.models import load
-from ddnf.vae.model import VAE, fit_vae, judge_vae
+from ddnf.vae import VAE, fit_vae, judge_vae
 
 if TYPE_CHECKING:
     from ddnf.bridges.numpyro import from_numpyro

@@ -211,7 +211,7 @@ def on_table(
         log_likelihood=float(log_p.mean()),
         log_likelihood_error=float(log_p.std() / np.sqrt(len(log_p))),
         parameters=count(density.flow),
-        complaints=list(density.complaints),
+        complaints=list(density.issues),
         learning_rate=rate,
         steps=settings.steps,
         draws=plain(density.sample(key, _DRAWN), 4),

@@ -15,7 +15,7 @@ import jax.random as jr
 import numpy as np
 import optax
 
-from ddnf.vae.model import VAE, Pixels, fit_vae, judge_vae
+from ddnf.vae import VAE, Pixels, fit_vae, judge_vae
 from ddnf_paper import vae_shown
 from ddnf_paper.experiment import Experiment, Profile, Record, Table
 from ddnf_paper.targets import images
@@ -224,7 +224,7 @@ def _part(config: Config, seed: int, run: Run, checkpoint: Path) -> dict[str, An
         skipped=trained.skipped,
         epoch_seconds=float(np.nanmedian(trained.seconds[1:])) if len(trained.seconds) > 1 else None,
         curves=dict(train=trained.train, valid=trained.valid, test=trained.test),
-        **(_shown(show_key, trained.vae.exactly(), data, test) if run.seed == 0 else {}),
+        **(_shown(show_key, trained.vae.as_exact(), data, test) if run.seed == 0 else {}),
     )
 
 
@@ -264,7 +264,7 @@ def _plane(vae: VAE, key, x):
     def one(key, x):
         code = vae.code(x)
         z = code.mean + jnp.exp(code.log_scale) * jr.normal(key, code.mean.shape)
-        return z, vae.carried(z, code)[0]
+        return z, vae.apply_flow(z, code)[0]
 
     return jax.vmap(one)(jr.split(key, len(x)), x)
 

@@ -12,7 +12,7 @@ from flowjax.bijections import AbstractBijection
 from jaxtyping import Float, PRNGKeyArray
 
 from ddnf import DDNF, Taylor, flows
-from ddnf.vae.model import VAE, Decoder, Encoder, Gaussian, bernoulli
+from ddnf.vae import VAE, Decoder, Encoder, Gaussian, bernoulli
 
 CONTEXT = 64
 Build = Callable[[PRNGKeyArray, int, int | None], AbstractBijection | None]

@@ -19,9 +19,10 @@ ROWS = np.random.default_rng(0).normal(size=(40, 2)) * [1.0, 3.0] + [0.0, 5.0]
 
 
 def tiny(**options):
-    return DDNFDensity(**dict(blocks=1, hidden=(2,), iterations=5, random_state=0) | options)
+    return DDNFDensity(**dict(blocks=1, hidden=(2,), steps=5, random_state=0) | options)
 
 
+@pytest.mark.filterwarnings("ignore:Column .* has ties")  # as the tables of some checks have
 @parametrize_with_checks([tiny(random_state=None)])
 def test_its_own_checks(estimator, check):
     check(estimator)
@@ -104,16 +105,25 @@ def test_supports():
     [
         (dict(blocks=0), "Expected blocks of at least 1"),
         (dict(activation="relu"), "Expected activation to be one of"),
-        (dict(iterations=0), "Expected steps of at least 1"),
+        (dict(steps=0), "Expected steps to be an integer of at least 1"),
+        (dict(hidden=16), "Expected hidden to be a sequence of widths"),
         (dict(learning_rate=0.0), "Expected a positive learning_rate"),
         (dict(validation=0.0), "Expected validation"),
         (dict(support="unit"), "Expected x in its support"),
         (dict(random_state="now"), "cannot be used to seed"),
     ],
 )
+@pytest.mark.usefixtures("as_users_run_it")
 def test_bad_settings(options, message):
     with pytest.raises(ValueError, match=message):
         tiny(**options).fit(ROWS)
+
+
+def test_steps_are_training_steps():
+    """As in `fit_density`; `iterations` is the old name."""
+    assert len(tiny(steps=150).fit(ROWS).density_.losses) == 2
+    with pytest.warns(FutureWarning, match="iterations=. is deprecated"):
+        assert len(tiny(iterations=150).fit(ROWS).density_.losses) == 2
 
 
 def test_too_few_rows():

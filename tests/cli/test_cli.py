@@ -60,7 +60,7 @@ def test_fit_sample_and_score(folder, capsys):
     columns = ["--columns", "size,price", "--condition", "year", "--support", "price=positive"]
     cli.main(["fit", "named.csv", "-o", "model.ddnf", *columns, "--steps", "10", "--seed", "1"])
     shown = capsys.readouterr()
-    for word in ("60", "size, price", "year", "held out", " s\n", "model.ddnf"):
+    for word in ("60", "size, price", "year", "on 6 held-out rows", " s\n", "model.ddnf"):
         assert word in shown.out
     assert "10/10" in shown.err
     model = load("model.ddnf")
@@ -111,7 +111,7 @@ def test_what_is_fitted(folder, monkeypatch, capsys, options, columns, condition
     assert (seen["condition"] is None) == (not condition)
     assert seen["support"] == support and not seen["progress"]
     assert (seen["validation"], type(seen["validation"])) == (7, int)
-    assert load("out.ddnf").names == (*columns, *condition)
+    assert seen["names"] == [*columns, *condition]
     assert capsys.readouterr().out == ""
 
 
@@ -231,13 +231,13 @@ COMMANDS = {
     "interval": ("fit plain.npy -o out.ddnf --support 0=a:b", "Expected numbers as the ends of an interval; got 'a'"),
     "named fault": ("fit named.csv -o out.ddnf --columns year,size --support size=unit", "column 'size' has values"),
     "constant": ("fit constant.csv -o out.ddnf --columns b,a", "column 'a' has one value only"),
-    "steps": ("fit plain.npy -o out.ddnf --steps 0", "Expected steps of at least 1; got 0"),
+    "steps": ("fit plain.npy -o out.ddnf --steps 0", "Expected steps to be an integer of at least 1; got 0"),
     "seed": ("fit plain.npy -o out.ddnf --seed -1", "Expected a seed from 0"),
     "no folder": ("fit plain.npy -o nowhere/out.ddnf", "Expected a file in an existing folder"),
     "output is folder": ("fit plain.npy -o folder.csv", "Expected a file in an existing folder"),
     "draws' ending": ("sample plain.ddnf -o draws.txt", "Expected a file that ends in"),
     "draws' folder": ("sample plain.ddnf -o nowhere/draws.csv", "Expected a file in an existing folder"),
-    "no draws": ("sample plain.ddnf -n 0", "Expected at least 1 draw; got 0"),
+    "no draws": ("sample plain.ddnf -n 0", "Expected n to be an integer of at least 1; got 0"),
     "missing model": ("sample none.ddnf", "none.ddnf"),
     "damaged model": ("sample damaged.ddnf", "Expected a ddnf model file"),
     "table as model": ("score plain.csv plain.csv", "Expected a ddnf model file"),

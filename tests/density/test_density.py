@@ -1,6 +1,7 @@
 """Densities: they integrate to one, say what their draws do, learn from the training rows only, refuse bad input."""
 
 import dataclasses
+import re
 from functools import cache
 
 import equinox as eqx
@@ -219,8 +220,15 @@ def test_stops_early_and_keeps_the_best():
     assert len(values) - 1 - np.argmin(values) == 2
     # Values are those of standardized rows; the rest is the constant of the standardization.
     constant = np.sum(np.log(np.diag(density.scale)))
-    assert_allclose(density.log_likelihood, -values.min() - constant, rtol=1e-9)
+    chosen_and_judged_by_the_same_rows = -values.min() - constant
+    assert density.log_likelihood < chosen_and_judged_by_the_same_rows
     assert density.train_log_likelihood > density.log_likelihood
+
+
+def test_with_nans_debugged():
+    """Training and validation compute no NaN of their own."""
+    with jax.debug_nans(True):
+        assert np.isfinite(quick_fit(ROWS, steps=2).log_likelihood)
 
 
 def test_saved_and_loaded(tmp_path):
@@ -255,25 +263,53 @@ def test_tables_of_any_kind():
         assert_allclose(quick_fit(x).log_prob(ROWS), expected, rtol=1e-9)
 
 
-def test_repeated_rows_are_warned_of():
-    with pytest.warns(RuntimeWarning, match="50% of the rows repeat others"):
-        quick_fit(np.concatenate([ROWS[:30], ROWS[:30]]))
-
-
 @pytest.mark.parametrize("condition", [None, ROWS[:, :1] ** 2], ids=["alone", "condition"])
 def test_folds_are_warned_of_and_kept(condition, tmp_path):
     folding = small_flow(condition_dim=None if condition is None else 1, output_scale=40.0)
     with pytest.warns(RuntimeWarning, match="folds in .* of the cells on held-out rows"):
         density = quick_fit(ROWS, condition, flow=folding, steps=1, learning_rate=1e-9)
     density.save(tmp_path / "model.ddnf")
-    assert ddnf.load(tmp_path / "model.ddnf").complaints == density.complaints != ()
-    assert fitted().complaints == ()
+    loaded = ddnf.load(tmp_path / "model.ddnf")
+    assert isinstance(loaded, Density) and loaded.issues == density.issues != ()
+    assert fitted().issues == ()
 
 
-def test_collinear_columns():
-    """A column that is another one in other units has no density; the fit has to stay finite."""
-    density = quick_fit(np.stack([ROWS[:, 0], 2 * ROWS[:, 0]], axis=1))
+def test_likelihood_of_the_held_out_rows():
+    """Exact, with its standard error and number of rows; all of it is printed."""
+    density = quick_fit(ROWS, validation=20, names=("width", "height"))
+    assert (density.train_rows, density.held_out_rows) == (40, 20)
+    constant = np.sum(np.log(np.diag(density.scale)))
+    assert_allclose(density.log_likelihood, -density.values.min() - constant, rtol=1e-9)  # one chunk: no choice
+    assert 0.5 < density.log_likelihood_error * np.sqrt(20) / np.std(density.log_prob(ROWS)) < 2
+    text = str(density)
+    assert text.count("\n") == 1
+    assert f"{density.log_likelihood:.6g} +- {density.log_likelihood_error:.2g} on 20 held-out rows" in text
+    assert "width: (-inf, inf), height: (-inf, inf)" in text and "40 rows" in text
+
+
+ISSUES = {
+    "counts beside a real column": (
+        lambda: np.stack([ROWS[:, 0], np.floor(3 * np.abs(ROWS[:, 1]))], axis=1),
+        "Column 1 has .* all integers.*Use support={1: 'count'}",
+    ),
+    "a column twice": (
+        lambda: np.stack([ROWS[:, 0], ROWS[:, 1], 1 - 2 * ROWS[:, 0]], axis=1),
+        "Column 2 is an exact linear function of column 0: .*Drop the column",
+    ),
+    "one huge cell": (lambda: changed(7, 1, 1e30), r"Column 1 has 1 values .* the farthest is 1e\+30.*Clip or drop"),
+    "repeated rows": (lambda: np.concatenate([ROWS[:30], ROWS[:30]]), "50% of the rows repeat others"),
+}
+
+
+@pytest.mark.parametrize("case", ISSUES)
+def test_faults_of_a_table_are_warned_of_and_kept(case):
+    make, message = ISSUES[case]
+    with pytest.warns(RuntimeWarning, match=message):
+        density = quick_fit(make(), steps=2)
+    assert len(density.issues) == 1 and re.match(message, density.issues[0])
     assert np.isfinite(density.log_likelihood)
+    with pytest.warns(DeprecationWarning, match="use Density.issues"):
+        assert density.complaints == density.issues
 
 
 # Bad input
@@ -333,11 +369,11 @@ BAD = {
     "outside of it": (lambda: fit(support="unit"), r"Expected x in its support; column 0 has values outside of \(0.0"),
     "not integers": (lambda: fit(support={1: "integer"}), "column 1 has values that are not integers"),
     "negative count": (lambda: fit(np.floor(ROWS), support="count"), "has values outside of integers of"),
-    "steps": (lambda: fit(steps=0), "Expected steps of at least 1; got 0"),
+    "steps": (lambda: fit(steps=0), "Expected steps to be an integer of at least 1; got 0"),
     "half steps": (lambda: fit(steps=2.5), "Expected steps"),
     "words for steps": (lambda: fit(steps="10"), "Expected steps"),
-    "batch": (lambda: fit(batch=0), "Expected batch of at least 1; got 0"),
-    "patience": (lambda: fit(patience=0), "Expected patience of at least 1; got 0"),
+    "batch": (lambda: fit(batch=0), "Expected batch to be an integer of at least 1; got 0"),
+    "patience": (lambda: fit(patience=0), "Expected patience to be an integer of at least 1; got 0"),
     "learning_rate": (lambda: fit(learning_rate=0.0), "Expected a positive learning_rate; got 0.0"),
     "learning_rate < 0": (lambda: fit(learning_rate=-1e-3), "Expected a positive learning_rate"),
     "learning_rate NaN": (lambda: fit(learning_rate=np.nan), "Expected a positive learning_rate; got nan"),
@@ -345,6 +381,9 @@ BAD = {
         lambda: fit(learning_rate=np.inf, flow=small_flow()),
         "Expected a positive.* learning_rate; got inf",
     ),
+    "seed for a key": (lambda: fit_density(0, ROWS), "Expected a random key such as jax.random.key.0.; got 0"),
+    "seed for a draw": (lambda: by_hand("real", 2).sample(0, 3), "Expected a random key"),
+    "names": (lambda: fit(names=["a"]), "Expected 2 names; got"),
     "flow of 3": (lambda: fit(flow=small_flow(3)), r"Expected a flow of shape \(2,\) and condition None; got \(3,\)"),
     "flow's condition": (lambda: fit(flow=small_flow(2, 1)), r"Expected a flow .*; got \(2,\), \(1,\)"),
     "flow without": (lambda: fit(condition=GIVEN, flow=small_flow(2)), r"Expected a flow .* condition \(3,\); got"),
@@ -364,8 +403,11 @@ BAD = {
     "log_prob: short condition": (lambda: by_hand("real", 2, 3).log_prob(ROWS, GIVEN[:7]), "Expected conditions of"),
     "log_prob: word condition": (lambda: by_hand("real", 2, 1).log_prob(ROWS, ["a"]), "Expected condition"),
     "log_prob: NaN condition": (lambda: by_hand("real", 2, 1).log_prob(ROWS, [np.nan]), "Expected finite condition"),
-    "sample: none": (lambda: by_hand("real", 2).sample(jr.key(0), 0), "Expected at least 1 draw; got 0"),
-    "sample: half": (lambda: by_hand("real", 2).sample(jr.key(0), 2.5), "Expected .* draw.*; got 2.5"),
+    "sample: none": (
+        lambda: by_hand("real", 2).sample(jr.key(0), 0),
+        "Expected n to be an integer .*; got 0",
+    ),
+    "sample: half": (lambda: by_hand("real", 2).sample(jr.key(0), 2.5), "Expected n .*; got 2.5"),
     "sample: condition": (lambda: by_hand("real", 2, 1).sample(jr.key(0), 3), "Expected a condition of 1 numbers"),
     "sample: lengths": (lambda: by_hand("real", 2, 3).sample(jr.key(0), 3, GIVEN), "Expected conditions of shape"),
 }

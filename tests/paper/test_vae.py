@@ -8,7 +8,7 @@ import jax.random as jr
 import numpy as np
 import pytest
 
-from ddnf.vae.model import Encoder
+from ddnf.vae import Encoder
 from ddnf_paper import vae
 from ddnf_paper.experiment import run
 from ddnf_paper.targets import images

@@ -11,7 +11,7 @@ from flowjax.bijections import Affine, Invert
 from numpy.testing import assert_allclose
 
 from ddnf import DDNF, Exact, Taylor, flows
-from ddnf.vae.model import VAE, Decoder, Encoder, Gaussian, bernoulli, fit_vae, judge_vae
+from ddnf.vae import VAE, Decoder, Encoder, Gaussian, bernoulli, fit_vae, judge_vae
 from ddnf_paper.targets import images
 
 
@@ -37,7 +37,7 @@ def test_posterior_density_is_that_of_the_draw(name, context):
     terms = vae.terms(jr.key(6), x)
     code = vae.code(x)
     noise = jr.normal(jr.split(jr.key(6))[0], (2,))
-    jacobian = jax.jacfwd(lambda e: vae.carried(code.mean + jnp.exp(code.log_scale) * e, code)[0])(noise)
+    jacobian = jax.jacfwd(lambda e: vae.apply_flow(code.mean + jnp.exp(code.log_scale) * e, code)[0])(noise)
     expected = jnp.sum(jax.scipy.stats.norm.logpdf(noise)) - jnp.linalg.slogdet(jacobian)[1]
     assert_allclose(terms.log_posterior, expected, rtol=1e-4)
     assert_allclose(terms.log_prior, jnp.sum(jax.scipy.stats.norm.logpdf(terms.z)), rtol=1e-5)
@@ -123,6 +123,14 @@ def test_estimate_beside_the_exact_value():
     assert_allclose(second.estimate, second.negative_elbo, rtol=1e-12)
 
 
+def test_deprecated_names():
+    vae = small(FLOWS["ddnf"](None))
+    with pytest.warns(DeprecationWarning, match="use VAE.as_exact"):
+        assert eqx.tree_equal(vae.exactly(), vae.as_exact())
+    with pytest.warns(DeprecationWarning, match="use VAE.apply_flow"):
+        vae.carried(jnp.zeros(2), vae.code(jnp.zeros(16)))
+
+
 def test_active_units():
     """A decoder's dimension that the encoder ignores is not active, however few the draws."""
     vae = small()
@@ -174,8 +182,10 @@ def test_a_function_that_hides_parameters_is_refused():
     ("change", "message"),
     [
         (dict(pixels="colour"), "Expected pixels of"),
-        (dict(epochs=0), "Expected epochs of at least 1"),
+        (dict(epochs=1.5), "Expected epochs to be an integer of at least 1; got 1.5"),
+        (dict(epochs=0), "Expected epochs to be an integer of at least 1"),
         (dict(pixels="dynamic"), "Expected bytes"),
+        (dict(key=0), "Expected a random key"),
         (dict(test=np.ones((3, 5))), "Expected rows of one shape"),
     ],
 )
@@ -183,4 +193,4 @@ def test_a_function_that_hides_parameters_is_refused():
 def test_bad_arguments(change, message):
     x = np.ones((10, 16), np.float32)
     with pytest.raises(ValueError, match=message):
-        fit_vae(jr.key(0), small(), x, x, **change)
+        fit_vae(change.pop("key", jr.key(0)), small(), x, x, **change)

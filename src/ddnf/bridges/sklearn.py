@@ -1,13 +1,13 @@
-"""scikit-learn: a density estimator with its conventions, for pipelines and searches over settings."""
+"""scikit-learn: a density estimator that follows its conventions, for pipelines and parameter searches."""
 
-import dataclasses
+import warnings
 from typing import Any
 
 import jax.random as jr
 import numpy as np
 from jaxtyping import Float, PRNGKeyArray
 
-from ddnf.density.fit import default_flow, fit_density
+from ddnf.density import default_flow, fit_density
 from ddnf.density.rows import FEWEST_ROWS
 from ddnf.system.optional import require
 
@@ -21,18 +21,19 @@ class DDNFDensity(base.DensityMixin, base.BaseEstimator):
 
     Args:
         blocks: velocity fields of the flow, K.
-        steps: cells for each of them, T.
+        flow_steps: steps of each field, T.
         hidden: widths of the fields' hidden layers; None for a default by the number of columns.
         activation: of the fields.
-        support: where columns live: "real", "positive", "unit", "integer", "count" or (low, high); one for all, a list,
-            or a dict from column numbers.
-        iterations: most training steps.
-        batch: rows for each training step.
-        learning_rate: of Adam, at its height.
-        validation: share of the rows to hold out for early stopping; or the number of them.
-        patience: stop after so many looks at the held-out rows without a better value.
+        support: support of the columns: "real", "positive", "unit", "integer", "count" or (low, high); one for all, a
+            list, or a dict from column numbers.
+        steps: largest number of training steps.
+        batch: rows per training step.
+        learning_rate: peak learning rate of Adam.
+        validation: rows to hold out for early stopping: a share, or a number of rows.
+        patience: stop after so many validations without improvement.
         random_state: an integer for the same fit each time, a `RandomState`, or None for NumPy's global one.
-        verbose: whether to show a bar.
+        verbose: whether to show a progress bar.
+        iterations: deprecated name of `steps`.
 
     Attributes:
         density_: the fitted `ddnf.Density`.
@@ -42,7 +43,7 @@ class DDNFDensity(base.DensityMixin, base.BaseEstimator):
     Example:
         >>> import numpy as np
         >>> x = np.random.default_rng(0).normal(size=(40, 2))
-        >>> model = DDNFDensity(blocks=1, hidden=(2,), iterations=5, random_state=0).fit(x)
+        >>> model = DDNFDensity(blocks=1, hidden=(2,), steps=5, random_state=0).fit(x)
         >>> model.score_samples(x).shape, model.sample(3, random_state=1).shape
         ((40,), (3, 2))
     """
@@ -50,61 +51,70 @@ class DDNFDensity(base.DensityMixin, base.BaseEstimator):
     density_: Any
     n_features_in_: int
 
-    # Without annotations: scikit-learn wants settings to be looked at by `fit`, and not before.
+    # No annotations: scikit-learn wants settings to be checked by `fit`, not here.
     def __init__(
         self,
         blocks=8,
-        steps=2,
+        flow_steps=2,
         hidden=None,
         activation="softplus",
         support=None,
-        iterations=5000,
+        steps=5000,
         batch=256,
         learning_rate=5e-3,
         validation=0.1,
         patience=10,
         random_state=None,
         verbose=False,
+        iterations=None,
     ):
         self.blocks = blocks
-        self.steps = steps
+        self.flow_steps = flow_steps
         self.hidden = hidden
         self.activation = activation
         self.support = support
-        self.iterations = iterations
+        self.steps = steps
         self.batch = batch
         self.learning_rate = learning_rate
         self.validation = validation
         self.patience = patience
         self.random_state = random_state
         self.verbose = verbose
+        self.iterations = iterations
 
     def fit(self, X: Any, y: Any = None) -> "DDNFDensity":
         """Fits the density to rows (n, columns); `y` is ignored."""
         X = validation_tools.validate_data(self, X, dtype=np.float64, ensure_min_samples=FEWEST_ROWS)
         flow_key, fit_key = jr.split(_key(self.random_state))
-        density = fit_density(
+        names = getattr(self, "feature_names_in_", None)
+        self.density_ = fit_density(
             fit_key,
             X,
+            names=None if names is None else [str(name) for name in names],
             flow=default_flow(
                 flow_key,
                 X.shape[1],
                 blocks=self.blocks,
-                steps=self.steps,
+                steps=self.flow_steps,
                 hidden=self.hidden,
                 activation=self.activation,
             ),
             support=self.support,
             validation=self.validation,
-            steps=self.iterations,
+            steps=self._training_steps(),
             batch=self.batch,
             learning_rate=self.learning_rate,
             patience=self.patience,
             progress=bool(self.verbose),
         )
-        names = getattr(self, "feature_names_in_", None)
-        self.density_ = density if names is None else dataclasses.replace(density, names=tuple(map(str, names)))
         return self
+
+    def _training_steps(self):
+        if self.iterations is None:
+            return self.steps
+        message = "DDNFDensity(iterations=) is deprecated: use steps=. What was steps= is now flow_steps=."
+        warnings.warn(message, FutureWarning, stacklevel=3)
+        return self.iterations
 
     def score_samples(self, X: Any) -> Float[np.ndarray, " n"]:
         """The log density of each row; -inf outside of the support."""

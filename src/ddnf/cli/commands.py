@@ -25,8 +25,8 @@ from flowjax.bijections import AbstractBijection, Chain, TriangularAffine
 from jaxtyping import PRNGKeyArray
 from tyro.conf import Positional, arg
 
+from ddnf.density import Density, fit_density
 from ddnf.density.columns import Column, Spec
-from ddnf.density.fit import Density, fit_density
 from ddnf.density.tables import WRITERS, Table, as_number, by_ending, open_table, write_table
 from ddnf.posterior.fit import Posterior
 from ddnf.storage.models import load
@@ -87,6 +87,7 @@ def fit(
             values[:, : len(chosen)],
             values[:, len(chosen) :] if given else None,
             support=supports,
+            names=None if table.names is None else [table.names[number] for number in [*chosen, *given]],
             steps=steps,
             batch=batch,
             learning_rate=learning_rate,
@@ -100,15 +101,13 @@ def fit(
         raise ValueError(
             re.sub(r"\bcolumn (\d+)", lambda match: f"column {labels[int(match[1])]!r}", str(error))
         ) from error
-    if table.names is not None:
-        density = dataclasses.replace(density, names=tuple(table.names[number] for number in [*chosen, *given]))
     density.save(output)
     if not quiet:
         print(f"rows            {len(values)}")
         print(f"columns         {', '.join(map(str, labels))}")
         if given:
             print(f"given           {', '.join(str(table.label(number)) for number in given)}")
-        print(f"log-likelihood  {density.log_likelihood:.6g} held out, {density.train_log_likelihood:.6g} in training")
+        print(f"log-likelihood  {density.describe_likelihood()}")
         print(f"time            {time.perf_counter() - start:.1f} s")
         print(f"model           {output}")
 

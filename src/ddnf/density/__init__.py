@@ -1,1 +1,7 @@
-"""Densities of tables."""
+"""Densities of tables: columns and their supports, `fit_density`, and the fitted `Density`."""
+
+from ddnf.density.columns import Column
+from ddnf.density.fit import default_flow, fit_density
+from ddnf.density.result import Density
+
+__all__ = ["Column", "Density", "default_flow", "fit_density"]

@@ -1,4 +1,4 @@
-"""Columns of a table: where their values live, and the way to an unbounded, standardized space and back."""
+"""Columns of a table: their supports, and the maps to unbounded space and back."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeGuard
@@ -57,7 +57,7 @@ def columns_from(support: Spec | Sequence[Spec] | Mapping[int, Spec] | None, dim
 
 
 def outside(columns: Sequence[Column], x: Float[np.ndarray, "n dim"]) -> str | None:
-    """A word on the first column with values outside of its support, or None."""
+    """Describes the first column with values outside of its support; None if there is none."""
     # An integer n stands for the interval [n, n + 1), so it may lie on the lower end.
     integer = np.array([column.integer for column in columns])
     fine = inside(columns, x + 0.5 * integer).all(axis=0)
@@ -78,7 +78,7 @@ def inside(columns: Sequence[Column], x: Any) -> Any:
 
 
 def to_real(columns: Sequence[Column], x: Any) -> tuple[Any, Any]:
-    """Rows in unbounded space, and the log-determinant of the way there. NumPy in, NumPy out; otherwise JAX."""
+    """Rows in unbounded space, and the log-determinant of that map. NumPy in, NumPy out; otherwise JAX."""
     xp: Any = np if isinstance(x, np.ndarray) else jnp
     parts, log_det = [], xp.zeros(x.shape[:-1], x.dtype)
     for number, column in enumerate(columns):
@@ -93,13 +93,13 @@ def from_real(columns: Sequence[Column], u: Any) -> Any:
     xp: Any = np if isinstance(u, np.ndarray) else jnp
     parts = []
     for number, column in enumerate(columns):
-        value = _kept_inside(xp, _filled(column), _from_real(xp, _filled(column), u[..., number]))
+        value = _clip_inside(xp, _filled(column), _from_real(xp, _filled(column), u[..., number]))
         parts.append(xp.floor(value) if column.integer else value)
     return xp.stack(parts, axis=-1)
 
 
-def _kept_inside(xp, column, x):
-    """Values rounded to an end of the interval, infinity included, moved to the nearest number inside of it."""
+def _clip_inside(xp, column, x):
+    """Values that rounding put on an end of the interval, or at infinity, moved to the nearest number inside."""
     tiny, kind = np.finfo(x.dtype).tiny, x.dtype.type  # below `tiny`, XLA rounds to zero
     x = xp.clip(x, np.finfo(x.dtype).min, np.finfo(x.dtype).max)  # NaN stays
     if column.low is not None:
@@ -110,7 +110,7 @@ def _kept_inside(xp, column, x):
 
 
 def _filled(column: Column) -> Column:
-    """The interval that integers, each with the unit after it, fill."""
+    """The interval that is the union of [n, n + 1) over the integers n of the support."""
     return column._replace(high=column.high + 1) if column.integer and column.high is not None else column
 
 

@@ -1,6 +1,5 @@
-"""Tables as users bring them: made into rows of numbers, or refused in one clear line."""
+"""Tables as users pass them: converted to rows of numbers, or refused in one clear line."""
 
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +13,7 @@ FEWEST_ROWS = 10
 
 
 def table(x: Any, dim: int, name: str) -> Any:
-    """Rows (..., dim) as they come in, as double-precision NumPy; what is being traced stays as it is."""
+    """Rows (..., dim) as double-precision NumPy; tracers stay as they are."""
     found = x if isinstance(x, Tracer) else _numbers(x, name)
     if found.shape[-1:] != (dim,):
         raise ValueError(f"Expected {name} of shape (..., {dim}); got {found.shape}.")
@@ -22,7 +21,7 @@ def table(x: Any, dim: int, name: str) -> Any:
 
 
 def finite_rows(x: Any, name: str) -> Float[np.ndarray, "n dim"]:
-    """A table (rows, columns) of finite numbers, or an error that says what it is instead."""
+    """A table (rows, columns) of finite numbers; raises if it is not one."""
     rows = _numbers(x, name)
     if rows.ndim != 2 or 0 in rows.shape:
         hint = ": for one column write x[:, None]" if rows.ndim == 1 else ""
@@ -48,46 +47,33 @@ def conditions(condition: Any, count: int) -> Float[np.ndarray, "n condition"]:
 
 
 def check_rows(rows: Float[np.ndarray, "n dim"], columns: Sequence[Column]) -> None:
-    """Whether there are enough rows, in their support, and none of the columns is constant; warns of repeated rows."""
+    """Raises unless there are enough rows, inside their support, and no column is constant."""
     if len(rows) < FEWEST_ROWS:
         raise ValueError(f"Expected at least {FEWEST_ROWS} rows; got {len(rows)}.")
-    if (complaint := outside(columns, rows)) is not None:
-        raise ValueError(f"Expected x in its support; {complaint}.")
+    if (fault := outside(columns, rows)) is not None:
+        raise ValueError(f"Expected x in its support; {fault}.")
     constant = np.flatnonzero(np.ptp(rows, axis=0) == 0)
     if len(constant):
         raise ValueError(f"Expected columns that vary; column {constant[0]} has one value only: leave it out.")
-    repeated = 1 - len(np.unique(rows, axis=0)) / len(rows)
-    if repeated > 0.01 and not all(column.integer for column in columns):
-        warnings.warn(
-            f"{repeated:.0%} of the rows repeat others: the likelihood of a density has no bound there. Drop "
-            "duplicates, add noise of the size of the rounding, or tell of integers by support=.",
-            RuntimeWarning,
-            stacklevel=4,
-        )
 
 
-def held_out(validation: Any, count: int) -> int:
-    """How many rows to hold out, from a share or a number."""
-    is_share = isinstance(validation, float | np.floating) and 0 < validation < 1
-    if not is_share and not (is_integer(validation) and validation > 0):
-        raise ValueError(f"Expected validation to be a share between 0 and 1 or a number of rows; got {validation!r}.")
-    held = int(np.ceil(validation * count)) if is_share else int(validation)
-    if not 1 <= held <= count - 5:
-        raise ValueError(f"Expected at least 5 rows to train on; got {count} rows, {held} of them held out.")
-    return held
+def check_names(names: Sequence[str] | None, count: int) -> tuple[str, ...] | None:
+    """Names as a tuple, one for each column and condition."""
+    if names is None:
+        return None
+    if isinstance(names, str) or len(names) != count:
+        raise ValueError(f"Expected {count} names; got {names!r}.")
+    return tuple(map(str, names))
 
 
-def check_numbers(numbers: dict[str, Any], learning_rate: float) -> None:
-    """Whether counts are whole and positive, and the learning rate is positive."""
-    for name, value in numbers.items():
-        if not is_integer(value) or value < 1:
-            raise ValueError(f"Expected {name} of at least 1; got {value!r}.")
+def check_rate(learning_rate: float) -> None:
+    """Raises unless the learning rate is positive and finite."""
     if not 0 < learning_rate < np.inf:
         raise ValueError(f"Expected a positive learning_rate; got {learning_rate}.")
 
 
 def is_integer(value: Any) -> bool:
-    """Whether a value is an integer of Python or NumPy."""
+    """Whether a value is an integer of Python or NumPy, and not a boolean."""
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 

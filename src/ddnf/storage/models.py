@@ -7,7 +7,7 @@ import numpy as np
 from flowjax.bijections import AbstractBijection
 
 from ddnf.density.columns import Column
-from ddnf.density.fit import Density
+from ddnf.density.result import Density
 from ddnf.posterior.fit import Posterior
 from ddnf.posterior.target import Target
 from ddnf.storage.description import describe, rebuild
@@ -15,6 +15,8 @@ from ddnf.storage.file import pack, read, unpack, write
 
 _POSTERIOR = ("elbo", "elbo_error", "log_evidence", "khat", "ess")
 _DENSITY = ("log_likelihood", "train_log_likelihood")
+# Older files lack these.
+_DENSITY_LATER = {"log_likelihood_error": float("nan"), "train_rows": 0, "held_out_rows": 0}
 _DENSITY_ARRAYS = ("mean", "scale", "condition_mean", "condition_scale", "losses", "values", "seconds")
 
 
@@ -24,14 +26,14 @@ def save(path: str | PathLike, model: Posterior | Density) -> None:
         header: dict[str, Any] = dict(flow=describe(model.flow))
     except ValueError as error:  # a flow of the user's own
         header = dict(flow=None, reason=str(error))
-    header["complaints"] = list(model.complaints)
+    header["issues"] = list(model.issues if isinstance(model, Density) else model.complaints)
     arrays = {f"flow{name}": array for name, array in pack(model.flow).items()}
     if isinstance(model, Posterior):
         figures = {name: getattr(model, name) for name in _POSTERIOR}
         header |= dict(figures=figures)
         write(path, "posterior", header, arrays | dict(losses=model.losses, seconds=model.seconds))
         return
-    figures = {name: getattr(model, name) for name in _DENSITY}
+    figures = {name: getattr(model, name) for name in (*_DENSITY, *_DENSITY_LATER)}
     header |= dict(figures=figures, columns=[list(column) for column in model.columns], names=model.names)
     held = {name: array for name in _DENSITY_ARRAYS if (array := getattr(model, name)) is not None}
     write(path, "density", header, arrays | held)
@@ -60,18 +62,19 @@ def load(
     kind, header, arrays = read(path)
     try:
         flow = _flow(header, arrays, like)
-        complaints = tuple(header.get("complaints", ()))
+        issues = tuple(header.get("issues", header.get("complaints", ())))
         arrays.setdefault("seconds", np.full_like(arrays["losses"], np.nan))  # files of earlier days have none
         if kind == "posterior":
             elbo, error, log_evidence, khat, ess = (float(header["figures"][name]) for name in _POSTERIOR)
             course = arrays["losses"], arrays["seconds"]
-            model = Posterior(flow, target, elbo, error, log_evidence, khat, ess, complaints, *course)
+            model = Posterior(flow, target, elbo, error, log_evidence, khat, ess, issues, *course)
         elif kind == "density":
             held: dict[str, Any] = {name: float(header["figures"][name]) for name in _DENSITY}
+            held |= {name: type(none)(header["figures"].get(name, none)) for name, none in _DENSITY_LATER.items()}
             held |= {name: arrays.get(name) for name in _DENSITY_ARRAYS}
             columns = tuple(Column(*column) for column in header["columns"])
             names = None if header["names"] is None else tuple(header["names"])
-            model = Density(flow, columns, names=names, complaints=complaints, **held)
+            model = Density(flow, columns, names=names, issues=issues, **held)
         else:
             raise ValueError(f"Expected a posterior or a density; got a file with a {kind!r}.")
     except (KeyError, TypeError) as error:

@@ -1,32 +1,24 @@
-"""Variational auto-encoders whose posterior is carried by a flow, trained in compiled epochs and judged exactly."""
+"""Variational auto-encoders with a flow in the posterior: encoder, decoder, likelihoods and the model."""
 
-from collections.abc import Callable, Sequence
-from functools import lru_cache
-from os import PathLike
-from typing import Literal, NamedTuple
+import warnings
+from collections.abc import Callable
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
-import optax
 from flowjax.bijections import AbstractBijection
-from jax import lax
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from ddnf.flow.folds import folded_share
 from ddnf.flow.log_det import with_key
 from ddnf.flow.parts import as_exact
-from ddnf.flow.random import normals
-from ddnf.training import loop as train
-
-Pixels = Literal["dynamic", "grey", "given"]
-_CHUNK = 500
+from ddnf.flow.random import normal_log_prob, normals
 
 
 class Code(NamedTuple):
-    """What an encoder says of an image: the base Gaussian of its posterior, and a context for the flow."""
+    """Output of an encoder for one image: the base Gaussian of the posterior, and a context for the flow."""
 
     mean: Float[Array, "*images latent"]
     log_scale: Float[Array, "*images latent"]
@@ -53,7 +45,7 @@ class Terms(NamedTuple):
 
 
 def bernoulli(x: Float[Array, " pixels"], logits: Float[Array, " pixels"]) -> Float[Array, ""]:
-    """log p(x) of pixels that are lit or not, or of grey values in [0, 1] taken as probabilities.
+    """log p(x) of binary pixels, or of grey values in [0, 1] used as probabilities.
 
     Example:
         >>> import jax.numpy as jnp
@@ -64,7 +56,7 @@ def bernoulli(x: Float[Array, " pixels"], logits: Float[Array, " pixels"]) -> Fl
 
 
 class Gaussian(eqx.Module):
-    """log p(x) of real values around the sigmoid of the decoder's output, with one trained deviation.
+    """log p(x) of real values: normal around the sigmoid of the decoder's output, with one trained deviation.
 
     Example:
         >>> import jax.numpy as jnp
@@ -85,8 +77,8 @@ class Encoder(eqx.Module):
     """The paper's encoder: one hidden tanh layer, and from it the base Gaussian.
 
     Args:
-        context: dimension of the context; None for no context. It comes from the hidden units by way of one more, wide
-            layer, which adds its share to the base Gaussian too.
+        context: dimension of the context; None for no context. One more, wide layer computes it from the hidden
+            units, and adds a term to the base Gaussian too.
 
     Example:
         >>> import jax.numpy as jnp, jax.random as jr
@@ -112,7 +104,7 @@ class Encoder(eqx.Module):
     ):
         keys = jr.split(key, 4)
         self.hidden = eqx.nn.Linear(pixels, width, key=keys[0])
-        # A posterior close to the prior at the start.
+        # Small weights: the initial posterior is close to the prior.
         self.base = _scaled(eqx.nn.Linear(width, 2 * latent, key=keys[1]), 0.1, slice(None))
         if context is None:
             self.wide = self.more = None
@@ -132,7 +124,7 @@ class Encoder(eqx.Module):
 
 
 def _scaled(layer: eqx.nn.Linear, factor: float, rows: slice) -> eqx.nn.Linear:
-    """A layer with some of its rows made smaller."""
+    """A layer with some of its rows scaled by a factor."""
     return jax.tree.map(lambda a: a.at[rows].multiply(factor), layer)
 
 
@@ -140,7 +132,7 @@ class Decoder(eqx.Module):
     """The paper's decoder: one hidden tanh layer, and a logit for each pixel.
 
     Args:
-        mean: the mean image, values in [0, 1]: what the decoder gives at the start. Spares some epochs.
+        mean: the mean image, values in [0, 1]: the initial output of the decoder. Saves some epochs.
 
     Example:
         >>> import jax.numpy as jnp, jax.random as jr
@@ -178,12 +170,13 @@ class Decoder(eqx.Module):
 
 
 class VAE(eqx.Module):
-    """An auto-encoder: x -> encoder -> base Gaussian -> flow (given the context) -> z -> decoder -> p(x|z).
+    """An auto-encoder: x -> encoder -> base Gaussian -> flow (conditioned on the context) -> z -> decoder -> p(x|z).
 
     Args:
         encoder: any module from one x to (mean, log_scale) or (mean, log_scale, context).
-        decoder: any module from one z to what the likelihood takes.
-        flow: any FlowJAX bijection of shape (latent,); with a `cond_shape`, it is given the context. None: no flow.
+        decoder: any module from one z to the parameters of the likelihood.
+        flow: any FlowJAX bijection of shape (latent,); with a `cond_shape`, conditioned on the context.
+            None: no flow.
         likelihood: log p(x|z) from x and the decoder's output: `bernoulli`, `Gaussian()`, or your own.
 
     Example:
@@ -211,7 +204,7 @@ class VAE(eqx.Module):
                 )
 
     def code(self, x: Float[Array, " pixels"]) -> Code:
-        """What the encoder says of one image."""
+        """The encoder's output for one image."""
         return Code(*self.encoder(x))
 
     def terms(self, key: PRNGKeyArray, x: Float[Array, " pixels"]) -> Terms:
@@ -233,302 +226,42 @@ class VAE(eqx.Module):
         z = jax.vmap(self.terms)(jr.split(key, len(x)), x).z
         return jax.nn.sigmoid(jax.vmap(self.decoder)(z))
 
-    def exactly(self) -> "VAE":
-        """The same model with the exact log-determinant, whatever has trained it."""
+    def as_exact(self) -> "VAE":
+        """The same model with the exact log-determinant and inverse, whatever it was trained with."""
         return as_exact(self)
 
-    def carried(self, z: Float[Array, " latent"], code: Code) -> tuple[Float[Array, " latent"], Float[Array, ""]]:
-        """Where the flow takes a point of the base Gaussian, and its log-determinant there."""
+    def exactly(self) -> "VAE":
+        """Deprecated name of `as_exact`."""
+        warnings.warn("VAE.exactly is deprecated: use VAE.as_exact.", DeprecationWarning, stacklevel=2)
+        return as_exact(self)
+
+    def apply_flow(self, z: Float[Array, " latent"], code: Code) -> tuple[Float[Array, " latent"], Float[Array, ""]]:
+        """The image of a point of the base Gaussian under the flow, and the log-determinant there."""
         if self.flow is None:
             return z, jnp.zeros(())
         return self.flow.transform_and_log_det(z, None if self.flow.cond_shape is None else code.context)
 
+    def carried(self, z: Float[Array, " latent"], code: Code) -> tuple[Float[Array, " latent"], Float[Array, ""]]:
+        """Deprecated name of `apply_flow`."""
+        warnings.warn("VAE.carried is deprecated: use VAE.apply_flow.", DeprecationWarning, stacklevel=2)
+        return self.apply_flow(z, code)
+
     def _terms(self, key, x, code):
         noise_key, probe_key = jr.split(key)
         noise = jr.normal(noise_key, code.mean.shape)
-        z, log_det = with_key(self, probe_key).carried(code.mean + jnp.exp(code.log_scale) * noise, code)
-        log_posterior = _log_normal(noise) - jnp.sum(code.log_scale) - log_det
-        return Terms(z, self.likelihood(x, self.decoder(z)), _log_normal(z), log_posterior)
+        z, log_det = with_key(self, probe_key).apply_flow(code.mean + jnp.exp(code.log_scale) * noise, code)
+        log_posterior = normal_log_prob(noise) - jnp.sum(code.log_scale) - log_det
+        return Terms(z, self.likelihood(x, self.decoder(z)), normal_log_prob(z), log_posterior)
 
     @property
     def latent(self) -> int:
-        """The dimension of z: that of the flow, or what the decoder says by `in_size`, as those of `eqx.nn` do."""
+        """The dimension of z: that of the flow, or the decoder's `in_size`, which modules of `eqx.nn` have."""
         size = getattr(self.decoder, "in_size", None) if self.flow is None else self.flow.shape[0]
         if not isinstance(size, int):
             raise ValueError("Expected a flow, or a decoder whose in_size is the dimension of z; got neither.")
         return size
 
 
-class Trained(NamedTuple):
-    """What came out of `fit_vae`.
-
-    Attributes:
-        vae: the model of the epoch with the lowest -ELBO on the validation images.
-        train: mean training loss of each epoch.
-        valid: -ELBO on the validation images after each epoch, one draw for each, by the model's own log-determinant.
-        test: the same for test images; NaN without any.
-        seconds: of each epoch; the first compiles.
-        skipped: steps whose gradient was not finite; they changed nothing.
-    """
-
-    vae: VAE
-    train: Float[np.ndarray, " epochs"]
-    valid: Float[np.ndarray, " epochs"]
-    test: Float[np.ndarray, " epochs"]
-    seconds: Float[np.ndarray, " epochs"]
-    skipped: int
-
-    @property
-    def epoch(self) -> int:
-        """The epoch that validation has picked, from 1."""
-        return int(np.nanargmin(self.valid)) + 1
-
-
-def fit_vae(
-    key: PRNGKeyArray,
-    vae: VAE,
-    images: np.ndarray | Array,
-    valid: np.ndarray | Array,
-    *,
-    test: np.ndarray | Array | None = None,
-    epochs: int = 100,
-    batch: int = 100,
-    pixels: Pixels = "given",
-    optimizer: optax.GradientTransformation | None = None,
-    average: float | None = 0.9997,
-    warm_up: int = 0,
-    checkpoint: str | PathLike | None = None,
-    progress: bool = True,
-    description: str = "vae",
-) -> Trained:
-    """Trains an auto-encoder: the data stay on the device, and an epoch is one compiled call.
-
-    Args:
-        key: random key.
-        vae: the model.
-        images: rows to train on.
-        valid: rows that pick the epoch, as the model is to see them.
-        test: rows whose -ELBO is noted after each epoch, and nothing else.
-        pixels: what training makes of a row: "given" (nothing), "grey" (bytes over 255), or "dynamic" (bytes, each
-            lit with the probability of its grey value, anew each time).
-        optimizer: any of optax; by default Adam with the paper's rate of 0.001, and clipped gradients.
-        average: how much of a moving average of the parameters is kept in a step; the average is what is validated and
-            returned. None for the parameters themselves.
-        warm_up: epochs over which the weight of the KL term rises to 1.
-        checkpoint: folder for checkpoints; a run found there is resumed.
-
-    Example:
-        >>> import jax.random as jr, numpy as np
-        >>> x = np.random.default_rng(0).integers(0, 2, (200, 16)).astype(np.float32)
-        >>> vae = VAE(Encoder(jr.key(0), 16, 2), Decoder(jr.key(1), 2, 16))
-        >>> trained = fit_vae(jr.key(2), vae, x[:100], x[100:], epochs=3, batch=50, progress=False)
-        >>> trained.valid.shape
-        (3,)
-    """
-    _check(images, valid, test, epochs, pixels, warm_up)
-    batch = min(batch, len(images))
-    steps = len(images) // batch
-    held_out = tuple(jnp.asarray(x) for x in (valid, test) if x is not None)
-    found = train.fit(
-        key,
-        vae,
-        _loss(pixels, warm_up * steps),
-        steps=epochs * steps,
-        optimizer=_adam() if optimizer is None else optimizer,
-        data=jnp.asarray(images),
-        batch=batch,
-        validate=_validate,
-        held_out=held_out,
-        chunk=steps,
-        average=average,
-        checkpoint=checkpoint,
-        progress=progress,
-        description=description,
-    )
-    valid_curve = found.values[:, 0]
-    test_curve = np.full_like(valid_curve, np.nan) if test is None else found.values[:, 1]
-    return Trained(found.parameters, found.losses, valid_curve, test_curve, found.seconds, found.skipped)
-
-
-class Judged(NamedTuple):
-    """What a model is worth on held-out images, in nats, by the exact log-determinant.
-
-    Attributes:
-        negative_elbo: mean of -ELBO over images and draws.
-        error: its standard error over the images.
-        reconstruction: the part of it that is -log p(x|z).
-        kl: the part that is KL(q(z|x) | p(z)).
-        estimate: the same mean by the log-determinant that trained the model; no bound unless that is exact.
-        negative_log_prob: -log p(x) by importance weights, on some of the images, evenly spread.
-        negative_elbo_there: -ELBO on the same images with the same draws.
-        weighted: the number of these images.
-        active: latent dimensions whose posterior mean varies by more than 0.01 over the images.
-        folded: share of cells that fold; a model with any has no ELBO.
-    """
-
-    negative_elbo: float
-    error: float
-    reconstruction: float
-    kl: float
-    estimate: float
-    negative_log_prob: float
-    negative_elbo_there: float
-    weighted: int
-    active: int
-    folded: float
-
-    @property
-    def gap(self) -> float:
-        """How much a better posterior could still gain for this decoder."""
-        return self.negative_elbo_there - self.negative_log_prob
-
-
-def judge_vae(
-    key: PRNGKeyArray,
-    vae: VAE,
-    x: np.ndarray | Array,
-    *,
-    draws: int = 10,
-    importance_draws: int = 500,
-    importance_images: int = 1000,
-) -> Judged:
-    """Judges a model on held-out images, whatever has trained it: exact log-determinant, folds, log p(x).
-
-    Example:
-        >>> import jax.random as jr, numpy as np
-        >>> vae = VAE(Encoder(jr.key(0), 16, 2), Decoder(jr.key(1), 2, 16))
-        >>> judged = judge_vae(jr.key(2), vae, np.ones((50, 16), np.float32))
-        >>> judged.negative_log_prob < judged.negative_elbo_there, judged.folded
-        (True, 0.0)
-    """
-    x, exact = jnp.asarray(x), vae.exactly()
-    elbo_key, importance_key, fold_key = jr.split(key, 3)
-    z, log_likelihood, kl = (np.asarray(a, np.float64) for a in _evaluate(exact, elbo_key, x, draws))
-    estimate = log_likelihood - kl
-    if not eqx.tree_equal(vae, exact):
-        _, other_likelihood, other_kl = _evaluate(vae, elbo_key, x, draws)
-        estimate = np.asarray(other_likelihood - other_kl, np.float64)
-    few = x[np.linspace(0, len(x) - 1, min(importance_images, len(x))).astype(int)]
-    weights = np.asarray(_log_weights(exact, importance_key, few, importance_draws), np.float64)
-    top = weights.max(axis=1, keepdims=True)
-    log_prob = top[:, 0] + np.log(np.mean(np.exp(weights - top), axis=1))
-    elbos = np.mean(log_likelihood - kl, axis=1)
-    return Judged(
-        negative_elbo=-float(elbos.mean()),
-        error=float(elbos.std() / np.sqrt(len(elbos))),
-        reconstruction=-float(log_likelihood.mean()),
-        kl=float(kl.mean()),
-        estimate=-float(estimate.mean()),
-        negative_log_prob=-float(log_prob.mean()),
-        negative_elbo_there=-float(weights.mean()),
-        weighted=len(few),
-        active=_active(z),
-        folded=_folded(exact, fold_key, x),
-    )
-
-
-def _active(z: Float[np.ndarray, "images draws latent"]) -> int:
-    """Latent dimensions whose posterior mean varies over the images, less what the noise of few draws adds to it."""
-    noise = np.var(z, axis=1, ddof=1).mean(axis=0) / z.shape[1] if z.shape[1] > 1 else 0.0
-    return int(np.sum(np.var(z.mean(axis=1), axis=0) - noise > 0.01))
-
-
-@eqx.filter_jit
-def _evaluate(vae: VAE, key, x, draws):
-    def one(item):
-        key, x = item
-        code = vae.code(_real(x))
-        terms = jax.vmap(lambda key: vae._terms(key, _real(x), code))(jr.split(key, draws))
-        return terms.z, terms.log_likelihood, terms.kl
-
-    return lax.map(one, (jr.split(key, len(x)), x), batch_size=min(_CHUNK, len(x)))
-
-
-@eqx.filter_jit
-def _log_weights(vae: VAE, key, x, draws):
-    def one(item):
-        key, x = item
-        return vae.log_weights(key, _real(x), draws)
-
-    return lax.map(one, (jr.split(key, len(x)), x))
-
-
-def _folded(vae: VAE, key, x) -> float:
-    """The share of folded cells on one draw for each image."""
-    if vae.flow is None:
-        return 0.0
-
-    @eqx.filter_jit
-    def base(vae, key, x):
-        code = jax.vmap(lambda x: vae.code(_real(x)))(x)
-        return code.mean + jnp.exp(code.log_scale) * jr.normal(key, code.mean.shape), code.context
-
-    z, context = base(vae, key, x)
-    return folded_share(vae.flow, z, None if vae.flow.cond_shape is None else context)
-
-
-def _validate(vae: VAE, held_out: Sequence[Array]) -> Float[Array, " n"]:
-    """-ELBO of each set, one draw for each image, the same noise each time."""
-
-    def mean(x):
-        items = jr.split(jr.key(0), len(x)), x
-        return -jnp.mean(lax.map(weight, items, batch_size=min(_CHUNK, len(x))))
-
-    def weight(item):
-        key, x = item
-        return vae.terms(key, _real(x)).log_weight
-
-    return jnp.stack([mean(x) for x in held_out])
-
-
-@lru_cache
-def _loss(pixels: Pixels, warm_up_steps: int) -> Callable:
-    """The loss of a step; the same arguments give the same function, which is compiled once."""
-
-    def loss(vae: VAE, draw: train.Draw) -> Array:
-        pixel_key, key = jr.split(draw.key)
-        x = _PREPARE[pixels](pixel_key, draw.rows)
-        terms = jax.vmap(vae.terms)(jr.split(key, len(x)), x)
-        weight = jnp.minimum(1.0, (draw.step + 1) / warm_up_steps) if warm_up_steps else 1.0
-        return jnp.mean(weight * terms.kl - terms.log_likelihood)
-
-    return loss
-
-
-@lru_cache
-def _adam() -> optax.GradientTransformation:
-    return optax.flatten(optax.chain(optax.clip_by_global_norm(200.0), optax.adam(1e-3)))
-
-
-def _dynamic(key, rows):
-    # A random byte for each pixel. Levels above 127 count for one more, so that 0 is never lit and 255 always.
-    noise = jr.bits(key, rows.shape, jnp.uint8).astype(jnp.int16)
-    grey = rows.astype(jnp.int16)
-    return (noise < grey + (grey > 127)).astype(jnp.result_type(float))
-
-
-_PREPARE: dict[Pixels, Callable] = {
-    "dynamic": _dynamic,
-    "grey": lambda key, rows: rows.astype(jnp.result_type(float)) / 255,
-    "given": lambda key, rows: _real(rows),
-}
-
-
-def _real(x: Array) -> Array:
+def as_real(x: Array) -> Array:
+    """Integers and booleans as floating-point numbers."""
     return x if jnp.issubdtype(x.dtype, jnp.inexact) else x.astype(jnp.result_type(float))
-
-
-def _log_normal(z: Float[Array, " n"]) -> Float[Array, ""]:
-    return -jnp.sum(z**2) / 2 - z.shape[0] / 2 * jnp.log(2 * jnp.pi)
-
-
-def _check(images, valid, test, epochs, pixels, warm_up):
-    if pixels not in _PREPARE:
-        raise ValueError(f"Expected pixels of {', '.join(_PREPARE)}; got {pixels!r}.")
-    if epochs < 1 or warm_up < 0:
-        raise ValueError(f"Expected epochs of at least 1 and warm_up of at least 0; got {epochs} and {warm_up}.")
-    shapes = {np.shape(x)[1:] for x in (images, valid, test) if x is not None}
-    if len(shapes) > 1 or np.ndim(images) < 2 or not len(images) or not len(valid):
-        raise ValueError(f"Expected rows of one shape to train on and to validate; got {sorted(shapes)}.")
-    if pixels != "given" and np.asarray(images).dtype != np.uint8:
-        raise ValueError(f"Expected bytes (uint8) for pixels {pixels!r}; got {np.asarray(images).dtype}.")
