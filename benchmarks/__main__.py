@@ -23,6 +23,7 @@ from benchmarks import report
 from benchmarks.alone import ALONE
 from benchmarks.turns import Workers
 from benchmarks.works import WORKS
+from ddnf_paper.record import plain
 
 PARTS = (*WORKS, *ALONE)
 QUICK_PARTS = ("steps", "growth", "compiling", "machine", "vae", "race")
@@ -45,8 +46,8 @@ def main() -> None:
             if name in (options.only or (QUICK_PARTS if options.quick else PARTS)):
                 for part in _part(name, workers, quick=options.quick):
                     record["parts"][name] = part
-                    record |= _circumstances()
-                    path.write_text(json.dumps(record, indent=1) + "\n")
+                    record |= _environment()
+                    path.write_text(json.dumps(plain(record), indent=1, allow_nan=False) + "\n")
     record = json.loads(path.read_text())
     for written in (path, *report.write(record, options.out)):
         print(f"written to {written}")
@@ -54,7 +55,7 @@ def main() -> None:
 
 
 def _part(name: str, workers: Workers, *, quick: bool) -> Iterator[dict]:
-    """The part as far as it is done, again and again: what takes long is kept as it comes."""
+    """Yields the part after each row, so that long parts are saved as they grow."""
     start = time.perf_counter()
     command = f"python -m benchmarks{' --quick' if quick else ''} --only {name}"
     date, rows = datetime.now(UTC).isoformat(timespec="seconds"), []
@@ -64,7 +65,7 @@ def _part(name: str, workers: Workers, *, quick: bool) -> Iterator[dict]:
     print(f"{name}: {time.perf_counter() - start:.0f} s", flush=True)
 
 
-def _circumstances() -> dict:
+def _environment() -> dict:
     versions = {name: importlib.metadata.version(name) for name in PACKAGES}
     return dict(
         command="make bench",

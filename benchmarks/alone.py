@@ -1,4 +1,4 @@
-"""The works in which every contestant has a process of its own: the race, and the posteriors."""
+"""Benchmarks in which every peer has its own process: the race, and the posteriors."""
 
 import json
 import subprocess
@@ -21,14 +21,14 @@ RACERS = (
 QUICK_RACERS = ("ours", "planar")
 POSTERIORS = ("eight_schools-eight_schools_noncentered", "kidiq-kidscore_momiq")
 METHODS = ("ours", "NUTS", "AutoIAFNormal", "AutoBNAFNormal")
-# What counts as within tolerance: of a mean in reference deviations, of a deviation relative to it.
+# Of the error of a mean in reference deviations, and of the relative error of a deviation.
 TOLERANCE = 0.05
 
 
 def race(*, quick: bool) -> Iterator[dict]:
     """Seconds until KL <= 0.01 on the two energies, compilation included, within 10 s.
 
-    Three seeds in turn; who has not got there with the first does not start again.
+    Three seeds in turn; a peer that does not reach the goal with the first does not run again.
     """
     energies = ("energy1",) if quick else ("energy1", "energy2")
     runs = [(module, peer, energy) for energy in energies for module, peer in RACERS]
@@ -50,12 +50,14 @@ def posteriors(*, quick: bool) -> Iterator[dict]:
     for name in POSTERIORS[: 1 if quick else None]:
         for method in tqdm(METHODS[: 2 if quick else None], desc=f"posteriors, {name}", leave=False):
             found = _row([str(ROOT / "benchmarks" / "posteriors.py"), "--row", method, name], dict(posterior=name))
-            within = all(found.get(of, 9.0) <= TOLERANCE for of in ("mean", "deviation"))  # a NaN is not
+            # An error that is NaN is null in JSON.
+            errors = [found.get(name) for name in ("mean", "deviation")]
+            within = all(error is not None and error <= TOLERANCE for error in errors)
             yield dict(peer=method, **found, within=within)
 
 
 def _row(arguments: list[str], known: dict) -> dict:
-    """What a process says in its last line; or its error."""
+    """The JSON in the last line that a process prints, or its error."""
     try:
         return known | json.loads(_run(arguments).splitlines()[-1])
     except subprocess.CalledProcessError as error:

@@ -1,11 +1,11 @@
-"""What a fit of each flow costs: seconds to compile, and the time of a training step, on the first toy energy.
+"""The cost of a fit of each flow on the first toy energy: seconds to compile, and the time of a training step.
 
 python benchmarks/baselines.py [--out results/baseline-times.json] [--models planar naf ...] [--layers 2 8 10]
 
 The models, settings and steps are those of `ddnf reproduce toy --profile full`, one core, float32. All models are
-measured in turns, several times, so that a machine that slows down for a while slows them all; medians count. Each
-measurement is saved, and those that are there are not made again. The steps are the first ones of a training: later an
-adaptive solver (CNF, FFJORD) may need more evaluations for each.
+measured in turns, several times, so that a slower phase of the machine affects all of them; the table shows medians.
+Each measurement is saved and not repeated. The steps are the first ones of the training: later an adaptive solver (CNF,
+FFJORD) may need more evaluations per step.
 """
 
 import argparse
@@ -20,16 +20,25 @@ import jax.random as jr
 import numpy as np
 from tqdm import tqdm
 
-from ddnf import flows
-from ddnf.posterior.objective import ReverseKL, best_gradient
-from ddnf.training import loop as train
-from ddnf_paper import compare
-from ddnf_paper.record import circumstances, read, write
+from ddnf.flows import for_training
+from ddnf.posterior import ReverseKL, best_gradient
+from ddnf.training import adam, fit
+from ddnf_paper.models import (
+    MODELS,
+    count_parameters,
+    is_fast,
+    learning_rate_for,
+    make,
+    settings_for,
+    split_by_layers,
+)
+from ddnf_paper.record import environment, read, write
 from ddnf_paper.targets.toy import ENERGIES
+from ddnf_paper.text import format_rows
 from ddnf_paper.toy import PROFILES
 
 CONFIG = PROFILES["full"]
-STRETCH, STRETCHES, TURNS = 20, 3, 3
+CHUNK, CHUNKS, TURNS = 20, 3, 3
 COLUMNS = dict(
     title=("model", ""),
     layers=("K", "d"),
@@ -41,23 +50,22 @@ COLUMNS = dict(
 )
 
 
-def stretches(name: str, layers: int) -> np.ndarray:
-    """Seconds of stretches of training; the first one of a process compiles."""
-    settings = compare.affordable(name, CONFIG.settings)
-    flow = flows.for_training(compare.make(name, jr.key(0), 2, layers=layers, settings=settings))
-    gradient = best_gradient(flow) if compare.is_quick(name) else "total"
+def chunk_seconds(name: str, layers: int) -> np.ndarray:
+    """Seconds of chunks of training steps; the first one of a process compiles."""
+    settings = settings_for(name, CONFIG.settings)
+    flow = for_training(make(name, jr.key(0), 2, layers=layers, settings=settings))
+    gradient = best_gradient(flow) if is_fast(name) else "total"
     temper = int(settings.temper * settings.steps)
     loss = ReverseKL(ENERGIES["energy1"].log_density, None, None, settings.batch, gradient, temper, jnp.asarray(1.0))
-    optimizer = train.adam(compare.rate_of(name, settings, layers), settings.steps)
-    steps = STRETCH * STRETCHES
-    fit = train.fit(jr.key(1), flow, loss, steps=steps, chunk=STRETCH, optimizer=optimizer, progress=False)
-    return fit.seconds
+    optimizer = adam(learning_rate_for(name, settings, layers), settings.steps)
+    steps = CHUNK * CHUNKS
+    return fit(jr.key(1), flow, loss, steps=steps, chunk=CHUNK, optimizer=optimizer, progress=False).seconds
 
 
 def measured(row: dict, name: str, layers: int, *, is_first: bool) -> dict:
-    """The row with one more measurement in it."""
-    seconds = stretches(name, layers)
-    steps = row.get("samples_ms", []) + [1000 * s / STRETCH for s in (seconds[1:] if is_first else seconds)]
+    """The row with one more measurement."""
+    seconds = chunk_seconds(name, layers)
+    steps = row.get("samples_ms", []) + [1000 * s / CHUNK for s in (seconds[1:] if is_first else seconds)]
     begun = row.get("first_seconds", float(seconds[0]))
     return dict(
         first_seconds=begun, samples_ms=steps, turns=row.get("turns", 0) + 1, **summary(name, layers, begun, steps)
@@ -65,15 +73,15 @@ def measured(row: dict, name: str, layers: int, *, is_first: bool) -> dict:
 
 
 def summary(name: str, layers: int, begun: float, samples: list[float]) -> dict:
-    """What the table shows."""
-    settings = compare.affordable(name, CONFIG.settings)
+    """The values of the table."""
+    settings = settings_for(name, CONFIG.settings)
     step = float(np.median(samples))
-    compiling = max(0.0, begun - STRETCH * step / 1000)
+    compiling = max(0.0, begun - CHUNK * step / 1000)
     return dict(
         model=name,
-        title=compare.MODELS[name],
+        title=MODELS[name],
         layers=layers,
-        parameters=compare.count(compare.make(name, jr.key(0), 2, layers=layers, settings=settings)),
+        parameters=count_parameters(make(name, jr.key(0), 2, layers=layers, settings=settings)),
         compile_seconds=compiling,
         step_ms=step,
         steps=settings.steps,
@@ -83,13 +91,13 @@ def summary(name: str, layers: int, begun: float, samples: list[float]) -> dict:
 
 
 def main():
-    names, _ = compare.with_layers(CONFIG.models)
+    names, _ = split_by_layers(CONFIG.models)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "results" / "baseline-times.json")
     parser.add_argument("--models", nargs="+", choices=names, default=names)
     parser.add_argument("--layers", nargs="+", type=int, default=list(CONFIG.layers))
     given = parser.parse_args()
-    record: dict[str, Any] = dict(command="python benchmarks/baselines.py", **circumstances(), rows={})
+    record: dict[str, Any] = dict(command="python benchmarks/baselines.py", **environment(), rows={})
     if given.out.exists():
         record["rows"] = read(given.out)["rows"]
     wanted = {f"{name}, K={layers}": (name, layers) for layers in given.layers for name in given.models}
@@ -102,7 +110,7 @@ def main():
         record["rows"][key] = measured(row, *wanted[key], is_first=key not in compiled)
         compiled.add(key)
         write(given.out, record)
-    print(compare.table([record["rows"][key] for key in wanted], COLUMNS))
+    print(format_rows([record["rows"][key] for key in wanted], COLUMNS))
 
 
 if __name__ == "__main__":

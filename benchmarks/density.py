@@ -24,6 +24,7 @@ from flowjax.train import fit_to_data
 from scipy.stats import multivariate_normal
 
 import ddnf
+from ddnf_paper.record import plain
 
 ROOT = Path(__file__).parents[1]
 
@@ -130,7 +131,7 @@ def main():
             rows.append(dict(table=table, method=method, seed=options.seed, **figures, seconds=seconds))
             print(rows[-1], flush=True)
             record = dict(command="python benchmarks/density.py", versions=dict(jax=jax.__version__), rows=rows)
-            options.out.write_text(json.dumps(record, indent=1) + "\n")
+            options.out.write_text(json.dumps(plain(record), indent=1, allow_nan=False) + "\n")
 
 
 if __name__ == "__main__":

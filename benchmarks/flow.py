@@ -3,8 +3,8 @@
     python benchmarks/flow.py [--seconds 10]
 
 A training step is the value and the gradient of mean(|y|^2 / 2 - log det) over a batch, in float32. The
-contestants of one comparison run in turn, so that a noisy machine disturbs them alike; times are medians.
-Compilation is timed apart.
+sides of one comparison alternate, so that noise of the machine affects them alike; times are medians. Compilation is
+timed separately.
 """
 
 import argparse
@@ -25,7 +25,8 @@ from tqdm import tqdm
 
 import ddnf
 from benchmarks.steps import milliseconds, plain_step, training_step
-from ddnf.flow.log_det import LogDet
+from ddnf import LogDet
+from ddnf_paper.text import markdown_table
 
 
 class AutodiffJacobian(LogDet):
@@ -51,6 +52,7 @@ class Nothing(LogDet):
         return solver(velocity, z, dt), jnp.zeros(z.shape[1:], z.dtype)
 
 
+HEADER = ("comparison", "dim", "hidden", "batch", "first", "second", "ratio", "bound")
 EXACT, ONE_PROBE = ddnf.Exact(), ddnf.Taylor(2, probes=1)
 # name, size of the flow, batch, the two rules (None: the plain step), and the bound on time(first) / time(second)
 COMPARISONS = (
@@ -92,6 +94,14 @@ def compile_growth(*, repetitions):
     return dict(comparison="compile K=T=32 / K=T=2", first_s=large, second_s=small, ratio=large / small, bound=1.3)
 
 
+def cells(row):
+    """A row of the table."""
+    unit = "ms" if "first_ms" in row else "s"
+    times = (f"{row[f'{which}_{unit}']:.2f} {unit}" for which in ("first", "second"))
+    setting = (row.get(name, "") for name in ("dim", "hidden", "batch"))
+    return row["comparison"], *setting, *times, f"{row['ratio']:.4g}", f"{row['bound']:.4g}"
+
+
 def main():
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("--seconds", type=float, default=10.0, help="for each comparison, compilation apart")
@@ -99,12 +109,7 @@ def main():
     arguments = parser.parse_args()
     rows: list[dict] = [compare(*row, seconds=arguments.seconds) for row in tqdm(COMPARISONS, desc="benchmarks")]
     rows.append(compile_growth(repetitions=max(1, round(arguments.seconds / 2))))
-    print("| comparison | dim | hidden | batch | first | second | ratio | bound |\n|---|---|---|---|---|---|---|---|")
-    for row in rows:
-        unit = "ms" if "first_ms" in row else "s"
-        times = " | ".join(f"{row[f'{which}_{unit}']:.2f} {unit}" for which in ("first", "second"))
-        setting = " | ".join(str(row.get(name, "")) for name in ("dim", "hidden", "batch"))
-        print(f"| {row['comparison']} | {setting} | {times} | {row['ratio']:.4g} | {row['bound']:.4g} |")
+    print(markdown_table(HEADER, map(cells, rows)))
     result = dict(
         command=f"python benchmarks/flow.py --seconds {arguments.seconds:g}",
         jax=jax.__version__,
@@ -112,7 +117,7 @@ def main():
         machine=platform.machine(),
         rows=rows,
     )
-    arguments.out.write_text(json.dumps(result, indent=1) + "\n")
+    arguments.out.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n")
     print(f"written to {arguments.out}")
 
 

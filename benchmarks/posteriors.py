@@ -2,8 +2,8 @@
 
 python benchmarks/posteriors.py [--out results/posteriors.json] [--only NAME] [--methods ours nuts ...]
 
-Each row is saved when it is done; rows that are there already are not computed again. Each row runs in a process of its
-own, so that the time is what a user waits: from the model to 10,000 draws, compilation included.
+Each row is saved when it is done and not computed again. Each runs in its own process, so that its time is what a user
+waits for: from the model to 10,000 draws, compilation included.
 """
 
 import argparse
@@ -27,6 +27,8 @@ from numpyro.infer import MCMC, NUTS, SVI, Predictive, Trace_ELBO, autoguide
 from tests.models.posteriordb import POSTERIORS, data_folder, errors, reference
 
 import ddnf
+from ddnf_paper.record import plain
+from ddnf_paper.text import formatted, markdown_table
 
 DRAWS = 10_000
 GUIDES = dict(
@@ -39,9 +41,9 @@ METHODS = ("ours", "NUTS", *GUIDES)
 
 
 def ours(model, data, seed):
-    """`fit_posterior` as it is; draws as they come from the fit, not importance-weighted."""
+    """`fit_posterior` with its defaults; draws of the fit, not importance-weighted."""
     posterior = ddnf.fit_posterior(jr.key(seed), ddnf.from_numpyro(model, **data), progress=False)
-    figures = dict(khat=posterior.khat, ess=posterior.ess, elbo=posterior.elbo, complaints=list(posterior.complaints))
+    figures = dict(khat=posterior.khat, ess=posterior.ess, elbo=posterior.elbo, issues=list(posterior.complaints))
     return posterior.sample(jr.key(seed + 1), DRAWS), figures
 
 
@@ -74,21 +76,21 @@ def row(method, name, seed):
         draws, figures = run(posterior.model, posterior.data(folder), seed)
     seconds = time.perf_counter() - start
     found = errors(posterior.scalars({k: np.asarray(v) for k, v in draws.items()}), reference(folder, name))
-    # NumPy's maximum: a NaN is the worst of all.
+    # NumPy's maximum propagates NaN, the worst result of all.
     mean, deviation = np.max([(e.mean, e.sd) for e in found.values()], axis=0).tolist()
     return dict(posterior=name, method=method, seed=seed, seconds=seconds, mean=mean, deviation=deviation, **figures)
 
 
-def table(rows):
-    """Markdown: worst error of a mean in reference deviations, worst relative error of a deviation, seconds."""
-    lines = ["| posterior | " + " | ".join(METHODS) + " |", "|---" * (len(METHODS) + 1) + "|"]
-    for name in POSTERIORS:
-        cells = []
-        for method in METHODS:
-            found = [r for r in rows if (r["posterior"], r["method"]) == (name, method)]
-            cells.append("; ".join(f"{r['mean']:.3f}, {r['deviation']:.1%}, {r['seconds']:.0f} s" for r in found))
-        lines.append(f"| {name} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+def results_table(rows):
+    """Worst error of a mean in reference deviations, worst relative error of a deviation, seconds."""
+
+    def cell(name, method):
+        found = [r for r in rows if (r["posterior"], r["method"]) == (name, method)]
+        shown = dict(mean=".3f", deviation=".1%", seconds=".0f")
+        return "; ".join(", ".join(formatted(r, key, form) or "NaN" for key, form in shown.items()) for r in found)
+
+    lines = [(name, *(cell(name, method) for method in METHODS)) for name in POSTERIORS]
+    return markdown_table(("posterior", *METHODS), lines)
 
 
 def main():
@@ -101,7 +103,7 @@ def main():
     options = parser.parse_args()
     if options.row:
         method, name = options.row
-        print(json.dumps(row(method, name, options.seed)))
+        print(json.dumps(plain(row(method, name, options.seed)), allow_nan=False))
         return
     rows = json.loads(options.out.read_text())["rows"] if options.out.exists() else []
     for name in (n for n in POSTERIORS if options.only in n):
@@ -114,8 +116,8 @@ def main():
             print(rows[-1], flush=True)
             versions = dict(ddnf=ddnf.__version__, jax=jax.__version__, numpyro=numpyro.__version__)
             record = dict(command="python benchmarks/posteriors.py", versions=versions, rows=rows)
-            options.out.write_text(json.dumps(record, indent=1) + "\n")
-    print(table(rows))
+            options.out.write_text(json.dumps(plain(record), indent=1, allow_nan=False) + "\n")
+    print(results_table(rows))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""A race to KL(q|p) <= 0.01 on a toy energy: what both sides of it share.
+"""A race to KL(q|p) <= 0.01 on a toy energy: the part that JAX and PyTorch share.
 
-A contestant trains in stretches. After each the clock stops, and KL is taken from 32,768 quasi-random draws with their
-exact log density: p is normalized, so this is the KL itself, to about 0.0005 at the goal. Whose draws take longer than
-half of the training is judged after fewer of the stretches, and after the last.
+A flow trains in chunks of steps. After each the clock stops, and KL is estimated from 32,768 quasi-random draws with
+their exact log density: p is normalized, so this is the KL itself, to about 0.0005 at the goal. A flow whose evaluation
+takes more than half as long as its training is evaluated after fewer chunks, and after the last.
 """
 
 import argparse
@@ -14,8 +14,10 @@ from typing import Any
 import numpy as np
 from scipy.stats import norm, qmc
 
-GOAL, STRETCH, BATCH = 0.01, 50, 256
-# The rate of Adam falls by a cosine to a hundredth in so many steps, and stays there.
+from ddnf_paper.record import plain
+
+GOAL, CHUNK, BATCH = 0.01, 50, 256
+# Peak learning rate of Adam, and the number of steps in which a cosine schedule takes it to a hundredth.
 Rate = tuple[float, int]
 
 
@@ -25,20 +27,20 @@ def noise() -> np.ndarray:
     return norm.ppf(np.clip(uniform, 1e-6, 1 - 1e-6)).astype(np.float32)
 
 
-def run(train: Callable[[], Any], judge: Callable[[], float], *, limit: float, compile_seconds: float) -> dict:
-    """Trains until the goal is reached or time is up. Compilation counts, and is told apart."""
-    spent, judging, steps, course = 0.0, 0.0, 0, []
-    judge()  # and compiles what judges, which is no one's time
+def run(train: Callable[[], Any], evaluate: Callable[[], float], *, limit: float, compile_seconds: float) -> dict:
+    """Trains until the goal is reached or time is up. Compilation counts, and is reported separately."""
+    spent, evaluating, steps, course = 0.0, 0.0, 0, []
+    evaluate()  # compiles the evaluation, which does not count
     while compile_seconds + spent < limit:
         start = time.perf_counter()
         train()
         spent += time.perf_counter() - start
-        steps += STRETCH
-        if 2 * judging > compile_seconds + spent and compile_seconds + spent < limit:
+        steps += CHUNK
+        if 2 * evaluating > compile_seconds + spent and compile_seconds + spent < limit:
             continue
         start = time.perf_counter()
-        course.append((spent, judge()))
-        judging += time.perf_counter() - start
+        course.append((spent, evaluate()))
+        evaluating += time.perf_counter() - start
         if course[-1][1] <= GOAL:
             break
     kl = course[-1][1] if course else float("nan")
@@ -54,13 +56,14 @@ def run(train: Callable[[], Any], judge: Callable[[], float], *, limit: float, c
     )
 
 
-def main(contestants: dict[str, Callable[[str, float, int], dict]]) -> None:
-    """One contestant in this process; the result is the last line."""
+def main(racers: dict[str, Callable[[str, float, int], dict]]) -> None:
+    """Runs one flow in this process; the result is the last line of the output."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("peer", choices=contestants)
+    parser.add_argument("peer", choices=racers)
     parser.add_argument("energy")
     parser.add_argument("--limit", type=float, default=30.0)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    found = contestants[options.peer](options.energy, options.limit, options.seed)
-    print(json.dumps(dict(peer=options.peer, energy=options.energy, seed=options.seed, **found)))
+    found = racers[options.peer](options.energy, options.limit, options.seed)
+    row = plain(dict(peer=options.peer, energy=options.energy, seed=options.seed, **found))
+    print(json.dumps(row, allow_nan=False))

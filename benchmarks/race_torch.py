@@ -1,4 +1,4 @@
-"""The race's contestants in PyTorch: Zuko's flows, turned so that draws are quick, as its tutorial on energies does.
+"""The PyTorch side of the race: Zuko's flows, inverted for fast sampling as in its tutorial on energies.
 
 python -m benchmarks.race_torch NAME energy1 [--limit SECONDS]
 """
@@ -40,7 +40,7 @@ def contest(make: Callable, transforms: int, rate: race.Rate, energy: str, limit
     taken = dict(steps=0)
 
     def train():
-        for _ in range(race.STRETCH):
+        for _ in range(race.CHUNK):
             z, log_q = flow().rsample_and_log_prob((race.BATCH,))
             optimizer.zero_grad(set_to_none=True)
             (log_q - log_density(energy, z)).mean().backward()
@@ -49,13 +49,13 @@ def contest(make: Callable, transforms: int, rate: race.Rate, energy: str, limit
                 schedule.step()
             taken["steps"] += 1
 
-    def judge():
+    def evaluate():
         with torch.no_grad():
             z, log_det = flow().transform.inv.call_and_ladj(noise)
             log_q = torch.distributions.Normal(0.0, 1.0).log_prob(noise).sum(1) - log_det
             return float((log_q - log_density(energy, z)).mean())
 
-    found = race.run(train, judge, limit=limit, compile_seconds=0.0)
+    found = race.run(train, evaluate, limit=limit, compile_seconds=0.0)
     return dict(**found, rate=rate[0], horizon=rate[1])
 
 

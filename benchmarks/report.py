@@ -5,11 +5,11 @@ python -m benchmarks.report [benchmarks/results.json]
 
 import json
 import sys
-from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks import summary
+from ddnf_paper.text import formatted, markdown_table
 
 AXES = dict(blocks="K", steps="T", batch="batch", dim="d (rank 8)", hidden="width (two layers)")
 _STEP_NOTE = """Value and gradient of mean(|y|^2 / 2 - log det), 64 cells (K = T = 8), batch 256, float32. Continuous
@@ -31,13 +31,7 @@ def verdicts(record: dict) -> str:
     """Asked, measured, met."""
     words = {True: "yes", False: "**no**", None: ""}
     found = summary.verdicts(record)
-    return table(("asked", "measured", "met"), [(v.asked, v.measured, words[v.met]) for v in found])
-
-
-def table(header: Sequence[str], lines: Iterable[Sequence[Any]]) -> str:
-    """Markdown."""
-    every = [header, ["---"] * len(header), *lines]
-    return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in every)
+    return markdown_table(("asked", "measured", "met"), [(v.asked, v.measured, words[v.met]) for v in found])
 
 
 def _opening(record: dict) -> list[str]:
@@ -97,7 +91,7 @@ def _step_table(record: dict) -> str:
         gradient = f"{row['log_det_gradient']:.2g}" if "log_det_gradient" in row else ""
         more = [row.get("evaluations", ""), shown, f"{row.get('compile_seconds', 0):.1f}", gradient]
         lines.append((row["dim"], row["hidden"], row["peer"], _spread(row), *more))
-    return table(("d", "units", "who", "ms", "evaluations", "ratio", "compile s", "log-det gradient"), lines)
+    return markdown_table(("d", "units", "who", "ms", "evaluations", "ratio", "compile s", "log-det gradient"), lines)
 
 
 def _density_table(record: dict) -> str:
@@ -105,7 +99,7 @@ def _density_table(record: dict) -> str:
         (row["work"], row["peer"], _spread(row), row["batch"], f"{row.get('compile_seconds', 0):.1f}")
         for row in summary.rows(record, "densities")
     ]
-    return table(("work", "who", "ms", "points run", "compile s"), lines)
+    return markdown_table(("work", "who", "ms", "points run", "compile s"), lines)
 
 
 def _race_table(record: dict) -> str:
@@ -114,22 +108,23 @@ def _race_table(record: dict) -> str:
         late = row.get("error") or f"not within {row.get('limit', 0):.0f} s"
         end = f"{row['seconds']:.1f} s" if row.get("reached") else late
         compiling = f"{row['compile_seconds']:.1f} s" if "compile_seconds" in row else ""
-        kl = f"{row['kl']:.4f}" if "kl" in row else ""
+        kl = formatted(row, "kl", ".4f")
         lines.append((row["energy"], row["peer"], row["seed"], end, compiling, row.get("steps", ""), kl))
-    return table(("energy", "who", "seed", "until KL <= 0.01", "of it compiling", "steps", "last KL"), lines)
+    return markdown_table(("energy", "who", "seed", "until KL <= 0.01", "of it compiling", "steps", "last KL"), lines)
 
 
 def _posterior_table(record: dict) -> str:
     lines = []
     for row in summary.rows(record, "posteriors"):
-        error = f"{row['mean']:.3f}, {row['deviation']:.1%}" if "mean" in row else row.get("error", "")
+        errors = [formatted(row, name, form) for name, form in (("mean", ".3f"), ("deviation", ".1%"))]
+        error = row["error"] if "error" in row else ", ".join(text or "NaN" for text in errors)
         lines.append((row["posterior"], row["peer"], f"{row.get('seconds', 0):.1f}", error, row["within"]))
-    return table(("posterior", "who", "s", "worst mean, deviation", "within tolerance"), lines)
+    return markdown_table(("posterior", "who", "s", "worst mean, deviation", "within tolerance"), lines)
 
 
 def _vae_table(record: dict) -> str:
     lines = [(row["peer"], _spread(row), row["steps"]) for row in summary.rows(record, "vae")]
-    return table(("who", "ms", "steps run"), lines)
+    return markdown_table(("who", "ms", "steps run"), lines)
 
 
 def _growth_table(record: dict) -> str:
@@ -138,7 +133,7 @@ def _growth_table(record: dict) -> str:
         slopes = [summary.slope(record, axis, figure) for figure in ("seconds", "bytes")]
         values = ", ".join(f"{summary.grown(row)}: {_ms(row)}" for row in summary.rows(record, "growth", axis=axis))
         shown.append((title, *("" if s is None else f"{s:.2f}" for s in slopes), values))
-    return table(("over", "slope of time", "slope of memory", "ms"), shown)
+    return markdown_table(("over", "slope of time", "slope of memory", "ms"), shown)
 
 
 def _machine_table(record: dict) -> str:
@@ -149,7 +144,7 @@ def _machine_table(record: dict) -> str:
     for part in ("products", "products, batch at once", "products of the map"):
         share = summary.machine_share(record, part)
         lines.append((f"ours / ({part} + tanh)", "" if share is None else f"{share:.2f} times", ""))
-    return table(("what", "ms", "Gflop/s"), lines)
+    return markdown_table(("what", "ms", "Gflop/s"), lines)
 
 
 def bars(record: dict, path: Path) -> Path:

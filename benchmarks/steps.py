@@ -1,4 +1,4 @@
-"""A training step of ours with any log-determinant, and the plain one that somebody would write without this library.
+"""A training step of DDNF with any log-determinant rule, and a plain implementation without this library.
 
 A training step is the value and the gradient of mean(|y|^2 / 2 - log det) over a batch.
 """
@@ -14,7 +14,6 @@ import jax.numpy as jnp
 import jax.random as jr
 
 import ddnf
-from ddnf.flow.log_det import LogDet
 
 
 class Step(NamedTuple):
@@ -35,7 +34,7 @@ def compiled(function: Callable, *arguments: Any) -> Step:
 
 
 def training_step(
-    rule: LogDet, size: dict[str, Any], batch: int, *, blocks: int = 8, steps: int = 8, recompute: Any = "cells"
+    rule: ddnf.LogDet, size: dict[str, Any], batch: int, *, blocks: int = 8, steps: int = 8, recompute: Any = "cells"
 ) -> Step:
     """Ours. `size` holds dim and hidden."""
     flow = ddnf.DDNF(jr.key(0), blocks=blocks, steps=steps, log_det=rule, output_scale=0.5, recompute=recompute, **size)
@@ -92,7 +91,7 @@ def milliseconds(runs: Sequence[Callable[[], Any]], *, seconds: float) -> list[f
     end = time.perf_counter() + seconds
     while time.perf_counter() < end or len(times[0]) < 3:
         for run, record in zip(runs, times, strict=True):
-            run()  # the caches are now its own, whoever came before
+            run()  # warms the CPU caches
             start = time.perf_counter()
             run()
             record.append(1e3 * (time.perf_counter() - start))

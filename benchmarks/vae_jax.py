@@ -6,7 +6,7 @@ from typing import Any
 import jax.random as jr
 import numpy as np
 
-from ddnf.vae import fit_vae
+from ddnf import fit_vae
 from ddnf_paper.vae_models import make
 
 PIXELS, LATENT = 784, 40

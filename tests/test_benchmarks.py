@@ -1,4 +1,4 @@
-"""What the benchmarks conclude from a record, without running them."""
+"""The conclusions of the benchmarks from a record, without running them; and their files."""
 
 import json
 from pathlib import Path
@@ -53,6 +53,19 @@ def test_the_page_needs_no_part(record, tmp_path):
     written = report.write(json.loads(json.dumps(record)), tmp_path)
     assert all(Path(path).exists() for path in written)
     assert "no memory" in written[0].read_text()
+
+
+def test_result_files_are_strict_json():
+    """No bare NaN or Infinity: other languages, and browsers, cannot read them."""
+
+    def refuse(constant):
+        raise AssertionError(constant)
+
+    root = Path(__file__).parents[1]
+    paths = [*(root / "results").glob("*.json"), *(root / "benchmarks").glob("*.json")]
+    assert len(paths) > 10
+    for path in paths:
+        json.loads(path.read_text(), parse_constant=refuse)
 
 
 def test_products_go_round_the_narrowest_layer():

@@ -1,6 +1,7 @@
-"""The house keeps its order: who may import whom, and every public name is documented with an example."""
+"""Which room may import which, public names only outside of the library, and every public name documented."""
 
 import ast
+import importlib
 import inspect
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import pytest
 import ddnf
 
 SOURCE = Path(ddnf.__file__).parent
+ROOT = Path(__file__).parents[1]
 # For each room, the rooms of ours that it may import.
 BASE = {"system", "flow"}
 FITS = {"training", "posterior", "density", "vae"}
@@ -38,6 +40,34 @@ def imported(path: Path) -> set[str]:
         elif isinstance(node, ast.ImportFrom):
             names |= {f"{node.module}.{alias.name}" for alias in node.names}
     return names
+
+
+def public_names(room: str) -> list[str]:
+    """`__all__` of a room, or of ddnf itself for an empty name."""
+    return importlib.import_module(f"ddnf.{room}".rstrip(".")).__all__
+
+
+@pytest.mark.parametrize(
+    "path", [*(ROOT / "src" / "ddnf_paper").rglob("*.py"), *(ROOT / "benchmarks").glob("*.py")], ids=lambda p: p.name
+)
+def test_experiments_and_benchmarks_use_public_names(path):
+    """`from ddnf import name` or `from ddnf.<room> import name`, with the name in the `__all__` there."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            assert not any(alias.name.startswith("ddnf.") for alias in node.names), path
+        elif isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "ddnf":
+            room = node.module.partition(".")[2]
+            assert room in ("", *ALLOWED), f"{path} imports {node.module}"
+            names = {alias.name for alias in node.names}
+            assert names <= set(public_names(room)), f"{path} imports {names} from {node.module}"
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "ddnf":
+            assert node.attr in (*ddnf.__all__, "__version__"), f"{path} uses ddnf.{node.attr}"
+
+
+def test_no_private_jax():
+    for path in [*(ROOT / "src").rglob("*.py"), *(ROOT / "benchmarks").glob("*.py")]:
+        # lanes.py goes with the redesign of the flow.
+        assert path.name == "lanes.py" or "jax._src" not in path.read_text(), path
 
 
 def test_every_file_is_in_a_room():

@@ -13,27 +13,27 @@ from jaxtyping import Array, Float
 from matplotlib.figure import Figure
 
 from ddnf import DDNF, certify, euler, midpoint, rk4
-from ddnf.system.optional import require
+from ddnf.system import require
 from ddnf.viz import plot
-from ddnf_paper.experiment import Claim, Experiment, Picture, Profile, Record, Table
+from ddnf_paper.experiment import Claim, Experiment, Picture, Profile, Record, ReportTable
 
-ABOUT = """Random stationary flows of the plane (one block, K = 1, two hidden layers of two tanh units, weights of a
-size that moves points by about one unit) carry standard normal points in T steps. The end is compared with an adaptive
+ABOUT = """Random stationary flows of the plane (one block, K = 1, two hidden layers of two tanh units, weights such
+that points move by about one unit) map standard normal points in T steps. The result is compared with an adaptive
 eighth-order solution of the same differential equation; then z0 is recovered by the paper's backward pass, the same
-number of steps with -v, and by the exact inverse of each step, wherever no step of the flow folds. All in float64."""
+number of steps with -v, and by the exact inverse of each step, where no step of the flow folds. All in float64."""
 
 SOLVERS = dict(euler=euler, midpoint=midpoint, rk4=rk4)
-# Of the mean squared error over T. A method of order p has error dt^p; going there and back with -v, the leading error
-# term changes its sign with dt if p is even, and cancels.
+# Slopes of the mean squared error over T. A method of order p has error dt^p; forward and back with -v, the leading
+# error term changes sign with dt if p is even, and cancels.
 FORWARD_SLOPES = dict(euler=-2, midpoint=-4, rk4=-8)
 REVERSE_SLOPES = dict(euler=-2, midpoint=-6, rk4=-10)
-# Errors this small are rounding, or the accurate solver's own.
+# Smaller errors are rounding, or the reference solver's own.
 ROUNDING = 1e-20
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """How many flows and points, over which numbers of steps."""
+    """The number of flows and points, and the numbers of steps."""
 
     flows: int = 50
     points: int = 100
@@ -51,14 +51,14 @@ PROFILES: dict[Profile, Config] = {
 
 
 class Truth(NamedTuple):
-    """Points, and for each flow where the differential equation takes them."""
+    """Points, and for each flow their images by the differential equation."""
 
     start: Float[Array, "points 2"]
     ends: Float[Array, "flows points 2"]
 
 
 def parts(config: Config, seed: int):
-    """One part for each solver."""
+    """One part per solver."""
     return {name: partial(_part, config, seed, name) for name in SOLVERS}
 
 
@@ -91,7 +91,7 @@ def _flow(config: Config, seed: int, number: int, solver: str, steps: int) -> DD
 
 @lru_cache
 def _truth(config: Config, seed: int) -> Truth:
-    """The same for all solvers, so computed once."""
+    """The reference solution; the same for all solvers, so computed once."""
     start = jr.normal(jr.fold_in(jr.key(seed), config.flows), (config.points, 2))
     flows = [_flow(config, seed, number, "euler", 1) for number in range(config.flows)]
     return Truth(start, jnp.stack([_solution(flow, start, config.tolerance) for flow in flows]))
@@ -125,7 +125,7 @@ def _recovery(flow: DDNF, start: Array) -> Array:
 
 
 def slope(steps: np.ndarray, errors: np.ndarray) -> float:
-    """The slope of log error over log T, from T = 16 on and above rounding: the range where the order shows.
+    """The slope of log error over log T, for T of at least 16 and errors above rounding.
 
     Example:
         >>> steps = np.array([1, 16, 32, 64])
@@ -139,7 +139,7 @@ def slope(steps: np.ndarray, errors: np.ndarray) -> float:
 
 
 def _means(record: Record) -> tuple[np.ndarray, dict[str, dict[str, np.ndarray]]]:
-    """The numbers of steps, and for each solver the errors in the mean of the flows."""
+    """The numbers of steps, and for each solver the errors averaged over the flows."""
     means = {
         name: {kind: _mean(part[kind]) for kind in ("forward", "reverse", "exact")}
         for name, part in record["parts"].items()
@@ -148,12 +148,12 @@ def _means(record: Record) -> tuple[np.ndarray, dict[str, dict[str, np.ndarray]]
 
 
 def _mean(errors: Any) -> np.ndarray:
-    """Over the flows that have an error; NaN where none has."""
+    """The mean over the flows that have an error; NaN if none has."""
     known = np.ma.masked_invalid(np.array(errors, float))
     return known.mean(axis=1).filled(np.nan)
 
 
-def tables(record: Record) -> list[Table]:
+def tables(record: Record) -> list[ReportTable]:
     """Slopes, and errors over T."""
     steps, means = _means(record)
     orders = []
@@ -166,12 +166,12 @@ def tables(record: Record) -> list[Table]:
         for number, count in enumerate(steps):
             errors = (f"{mean[kind][number]:.1e}" for kind in ("forward", "reverse", "exact"))
             rows.append((name, str(count), *errors, f"{record['parts'][name]['folds'][number]:.0%}"))
-    columns = ("solver", "T", "forward", "back by -v", "back exactly", "flows that fold")
+    columns = ("solver", "T", "forward", "back by -v", "exact inverse", "flows that fold")
     return [
-        Table(
+        ReportTable(
             "Fitted slopes of the mean squared error over T, for T of at least 16 and above rounding.", header, orders
         ),
-        Table(f"Mean squared errors, in the mean of {record['config']['flows']} flows.", columns, rows),
+        ReportTable(f"Mean squared errors, averaged over {record['config']['flows']} flows.", columns, rows),
     ]
 
 
@@ -180,7 +180,7 @@ def pictures(record: Record) -> list[Picture]:
     steps, means = _means(record)
     figure = Figure(figsize=(10.5, 3.6), layout="constrained")
     titles = dict(
-        forward="forward: against the ODE", reverse="back by -v: against z0", exact="back exactly: against z0"
+        forward="forward: against the ODE", reverse="back by -v: against z0", exact="exact inverse: against z0"
     )
     for axes, (kind, title) in zip(figure.subplots(1, 3, sharey=True), titles.items(), strict=True):
         lines = {}
@@ -196,15 +196,15 @@ def pictures(record: Record) -> list[Picture]:
         Picture(
             "accuracy",
             figure,
-            f"Mean squared errors over T, in the mean of {flows} random flows (the exact inverse: of those that do not "
+            f"Mean squared errors over T, averaged over {flows} random flows (for the exact inverse, those that do not "
             "fold at that T).",
-            "Three log-log plots of errors over T, a line for each solver: forward, back by -v, and back exactly.",
+            "Three log-log plots of errors over T, a line for each solver: forward, back by -v, and exact inverse.",
         )
     ]
 
 
 def claims(record: Record) -> list[Claim]:
-    """The claims of the section on forward and backward flows, and what the exact inverse adds."""
+    """The claims of the section on forward and backward flows, and one on the exact inverse."""
     steps, means = _means(record)
     forward, reverse = means["euler"]["forward"], means["euler"]["reverse"]
     falls = bool(np.all(np.diff(forward) < 0) and np.all(np.diff(reverse) < 0))

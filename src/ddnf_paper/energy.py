@@ -1,4 +1,4 @@
-"""Fits of flows to the paper's first toy energy, and what is measured of them, folded maps included."""
+"""Fits of flows to the paper's first toy energy, and measurements of them that hold for folded maps too."""
 
 import dataclasses
 import warnings
@@ -14,10 +14,11 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from ddnf import DDNF, Exact, LogDet, PrintedTaylor, Taylor, certify
-from ddnf.posterior.importance import plane_grid
-from ddnf.posterior.objective import ReverseKL
-from ddnf.training import loop as train
-from ddnf.viz.plot import regular_grid
+from ddnf.posterior import ReverseKL
+from ddnf.training import Fit, adam
+from ddnf.training import fit as train
+from ddnf.viz import plot
+from ddnf_paper.plane import midpoint_grid
 from ddnf_paper.record import plain
 from ddnf_paper.targets.toy import ENERGIES
 
@@ -28,26 +29,41 @@ RULES: dict[str, LogDet] = {
     "second order": Taylor(2),
     "exact": Exact(),
 }
-# What the pictures show of the plane, and where their grids and arrows begin.
+# Half-widths of the pictures, and of the squares where their grids and arrows start.
 VIEW, SOURCE = 3.0, 2.5
 
 
 @dataclasses.dataclass(frozen=True)
 class Training:
-    """How a flow is fitted, and how many draws it is judged by.
+    """How a flow is fitted, and how many draws it is evaluated with.
 
-    The fit is by Adam, with a rate that falls to nothing by a cosine; the energy is tempered in its first half.
+    The fit is by Adam, with a cosine schedule that decays to zero; the energy is tempered in the first half.
     """
 
     iterations: int
     batch: int = 256
     learning_rate: float = 1e-2
-    stretch: int = 20
+    chunk: int = 20
     draws: int = 1_000_000
 
 
+@dataclasses.dataclass(frozen=True)
+class FlowConfig:
+    """The flow of an experiment on the first energy, and how often each fit is run."""
+
+    training: Training
+    runs: int
+    blocks: int = 8
+    steps: int = 1
+    hidden: tuple[int, ...] = (2, 2)
+
+    def make(self, rule: str, key: PRNGKeyArray) -> DDNF:
+        """Builds the flow with one of the `RULES`."""
+        return DDNF(key, 2, blocks=self.blocks, steps=self.steps, hidden=self.hidden, log_det=RULES[rule])
+
+
 class Penalty(eqx.Module):
-    """A regularizer times gamma; gamma is traced, so that another one need not compile again."""
+    """A regularizer times gamma; gamma is traced, so that changing it does not recompile."""
 
     gamma: Float[Array, ""]
     regularizer: Callable[[DDNF, Array], Array] = eqx.field(static=True)
@@ -59,7 +75,7 @@ class Penalty(eqx.Module):
         return self.gamma * self.regularizer(flow, x)
 
 
-def fit(key: PRNGKeyArray, flow: DDNF, training: Training, *, penalty: Penalty | None = None) -> train.Fit:
+def fit(key: PRNGKeyArray, flow: DDNF, training: Training, *, penalty: Penalty | None = None) -> Fit:
     """Minimizes KL(q|p), by the flow's own log-determinant, plus the penalty."""
     loss = ReverseKL(
         ENERGY.log_density,
@@ -70,12 +86,12 @@ def fit(key: PRNGKeyArray, flow: DDNF, training: Training, *, penalty: Penalty |
         temper=training.iterations // 2,
         spread=jnp.asarray(1.0),
     )
-    optimizer = train.adam(training.learning_rate, training.iterations)
+    optimizer = adam(training.learning_rate, training.iterations)
     with warnings.catch_warnings():
-        # Steps that had to be skipped are a result here: they are in the record.
+        # The number of skipped steps is part of the result.
         warnings.simplefilter("ignore", RuntimeWarning)
-        return train.fit(
-            key, flow, loss, steps=training.iterations, optimizer=optimizer, chunk=training.stretch, progress=False
+        return train(
+            key, flow, loss, steps=training.iterations, optimizer=optimizer, chunk=training.chunk, progress=False
         )
 
 
@@ -86,18 +102,18 @@ def fits(
     *,
     runs: int,
     penalty: Penalty | None = None,
-) -> Iterator[tuple[PRNGKeyArray, train.Fit]]:
-    """The fits of several runs, each with a key to judge it by; runs of one seed begin alike for all penalties."""
+) -> Iterator[tuple[PRNGKeyArray, Fit]]:
+    """The fits of several runs, each with a key to evaluate it; runs of one seed start alike for all penalties."""
     for run in range(runs):
         flow_key, fit_key, key = jr.split(jr.fold_in(jr.key(seed), run), 3)
         yield key, fit(fit_key, make(flow_key), training, penalty=penalty)
 
 
 def measure(key: PRNGKeyArray, flow: DDNF, training: Training) -> dict[str, Any]:
-    """The ELBO that the flow's rule gives, the exact one, the KL of what the map really makes, and whether it folds.
+    """The ELBO by the flow's rule, the exact one, the KL of the density that the map makes, and whether it folds.
 
-    The energy is normalized, so an ELBO is at most 0, and is -KL. Where a map folds, no formula for the ELBO of one
-    sheet is a bound, not even with the exact log-determinant; `kl` is right all the same (see `binned_kl`).
+    The energy is normalized, so the ELBO is -KL and at most 0. Where a map folds, the formula for the ELBO is not a
+    bound, not even with the exact log-determinant; `kl` is right in any case (see `binned_kl`).
     """
     x = jr.normal(key, (min(training.draws, 20_000), 2))
     exact = flow.with_log_det(Exact())
@@ -113,7 +129,7 @@ def measure(key: PRNGKeyArray, flow: DDNF, training: Training) -> dict[str, Any]
 
 
 def median(part: dict[str, Any], name: str) -> float:
-    """Of a value over the runs of a part that have it; NaN if none has.
+    """The median of a value over the runs of a part that have it; NaN if none has.
 
     Example:
         >>> median(dict(runs=[dict(kl=1.0), dict(kl=3.0), dict(kl=None)]), "kl")
@@ -131,9 +147,9 @@ def _elbo(flow: DDNF, x: Float[Array, "n 2"]) -> Float[Array, ""]:
 
 
 def binned_kl(key: PRNGKeyArray, flow: DDNF, *, draws: int, resolution: int = 200) -> float:
-    """KL(q|p) between the two distributions counted in small squares: at most the true one, fold or no fold.
+    """KL(q|p) between the two distributions binned into small squares: at most the true one, with or without folds.
 
-    Draws that leave the plane of interest are counted at its edge. The noise of n draws adds about
+    Draws outside of the grid are counted in its outermost squares. The noise of n draws adds about
     (occupied squares) / 2n.
 
     Example:
@@ -150,8 +166,9 @@ def binned_kl(key: PRNGKeyArray, flow: DDNF, *, draws: int, resolution: int = 20
 @lru_cache
 def _log_masses(resolution: int) -> Float[np.ndarray, "n n"]:
     """The logarithm of the energy's mass in each square, by 4 x 4 midpoints."""
-    grid, area = plane_grid(ENERGY.bound, 4 * resolution)
-    values = jax.jit(jax.vmap(ENERGY.log_density))(grid.reshape(-1, 2)).reshape(resolution, 4, resolution, 4)
+    corner = (ENERGY.bound, ENERGY.bound)
+    points, area = midpoint_grid((-ENERGY.bound, -ENERGY.bound), corner, 4 * resolution)
+    values = jax.jit(jax.vmap(ENERGY.log_density))(jnp.asarray(points)).reshape(resolution, 4, resolution, 4)
     return np.asarray(jax.nn.logsumexp(values, axis=(1, 3))) + np.log(area)
 
 
@@ -173,12 +190,12 @@ def _square(key, flow, count, bound, resolution):
 
 
 def sketch(key: PRNGKeyArray, flow: DDNF, *, draws: int) -> dict[str, Any]:
-    """All that a picture of the map needs: where it takes a grid and arrows, and the density that it makes."""
-    # The map is the same by any rule, and so is compiled once for all of them.
+    """Data for a picture of the map: images of a grid and of arrows' starts, and the density of the draws."""
+    # The map does not depend on the rule: with one rule for all it compiles once.
     flow = flow.with_log_det(Exact())
-    grid, start = (jnp.asarray(points) for points in (regular_grid(source=SOURCE, points=61), arrow_starts()))
+    grid, start = (jnp.asarray(points) for points in (plot.regular_grid(source=SOURCE, points=61), arrow_starts()))
     counts = _counts(key, flow, draws=draws, bound=VIEW, resolution=60)
-    # Draws that were counted at the edge are outside of the picture.
+    # The outermost squares also hold the draws outside of the picture.
     counts[[0, -1]], counts[:, [0, -1]] = 0, 0
     return dict(
         grid=plain(_moved(flow, grid.reshape(-1, 2)).reshape(grid.shape), 4),
@@ -193,6 +210,6 @@ def _moved(flow: DDNF, points: Float[Array, "n 2"]) -> Float[Array, "n 2"]:
 
 
 def arrow_starts() -> Float[np.ndarray, "n 2"]:
-    """Where the arrows of a displacement field begin."""
+    """Where the arrows of a displacement field start."""
     axis = np.linspace(-SOURCE, SOURCE, 12)
     return np.stack(np.meshgrid(axis, axis), axis=-1).reshape(-1, 2)

@@ -1,4 +1,4 @@
-"""What an experiment is: settings, parts to be run one by one, and all that is shown, drawn from their JSON alone."""
+"""An experiment: settings, parts that run one by one, and tables, figures and claims made from their JSON alone."""
 
 import dataclasses
 import json
@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from tqdm.auto import tqdm
 
-from ddnf.training.checkpoint import remove_checkpoints
-from ddnf_paper.record import check_record, circumstances, plain, read, write
+from ddnf.training import remove_checkpoints
+from ddnf_paper.record import check_record, environment, plain, read, write
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -21,7 +21,7 @@ Record = dict[str, Any]
 
 
 class Claim(NamedTuple):
-    """A claim of the paper, its value there and here, and what became of it."""
+    """A claim of the paper, its value there and here, and the verdict with its limits."""
 
     claim: str
     paper: str
@@ -30,8 +30,8 @@ class Claim(NamedTuple):
     why: str
 
 
-class Table(NamedTuple):
-    """A table for the report: everything in it is text."""
+class ReportTable(NamedTuple):
+    """A table of the report; every cell is text."""
 
     caption: str
     header: tuple[str, ...]
@@ -39,7 +39,7 @@ class Table(NamedTuple):
 
 
 class Picture(NamedTuple):
-    """A figure for the report, with the text for those who can't see it."""
+    """A figure of the report, with a caption and a text alternative."""
 
     name: str
     figure: "Figure"
@@ -53,12 +53,12 @@ class Experiment:
 
     Attributes:
         name: as in ``ddnf reproduce NAME``.
-        title: above its section of the report.
+        title: title of its section of the report.
         about: a paragraph on what is done and why.
         profiles: the settings (a frozen dataclass) of each profile.
-        parts: from settings and seed, the units of work by name; each gives a dict of JSON values and arrays, and is
-            saved by `plain` when it is done. Those of an experiment with checkpoints are given a folder for them.
-        tables, pictures, claims: from the record of a run, which is all that they may look at.
+        parts: from settings and seed, the units of work by name; each returns a dict of JSON values and arrays, which
+            is saved when the part is done. Parts of an experiment with checkpoints take a folder for them.
+        tables, pictures, claims: made from the record of a run and nothing else.
     """
 
     name: str
@@ -66,7 +66,7 @@ class Experiment:
     about: str
     profiles: Mapping[Profile, Any]
     parts: Callable[[Any, int], Mapping[str, Callable[..., dict[str, Any]]]]
-    tables: Callable[[Record], list[Table]]
+    tables: Callable[[Record], list[ReportTable]]
     pictures: Callable[[Record], list[Picture]]
     claims: Callable[[Record], list[Claim]]
     has_checkpoints: bool = False
@@ -83,20 +83,20 @@ def run(
     wanted: Callable[[str], bool] = lambda name: True,
     changes: Mapping[str, Any] | None = None,
 ) -> Record:
-    """Runs the parts of an experiment that are wanted and not in its file yet, each saved when it is done.
+    """Runs the wanted parts of an experiment that are not in its file yet, and saves each when it is done.
 
-    Without `resume` whatever is in the file is replaced; with it, results of other settings are an error, and `again`
-    takes the parts that are wanted out of the file first. `changes` are settings other than the profile's. Processes
-    with different parts of one experiment may write to one folder.
+    Without `resume` the file is replaced; with it, results of other settings raise an error, and `again` runs the
+    wanted parts again. `changes` are settings that differ from the profile's. Processes that run different parts of one
+    experiment may write to one folder.
     """
     out.mkdir(parents=True, exist_ok=True)
     config = dataclasses.replace(experiment.profiles[profile], **(changes or {}))
-    record = _begin(experiment.name, profile, config, seed)
+    record = _new_record(experiment.name, profile, config, seed)
     path = out / f"{experiment.name}.json"
     check_record(path)
     folder = out / f"{experiment.name}-checkpoints"
     if resume:
-        record = _taken_over(record, path)
+        record = _with_saved_parts(record, path)
         if again and path.exists():
             record = _without(record, wanted)
             write(path, record)
@@ -106,14 +106,14 @@ def run(
             remove_checkpoints(checkpoint)
     parts = {name: part for name, part in experiment.parts(config, seed).items() if wanted(name)}
     if not parts:
-        raise ValueError(f"Expected at least one part of {experiment.name} to run; got a choice of none.")
-    left = [name for name in parts if name not in record["parts"]]
-    for name in (bar := tqdm(left, desc=experiment.name, initial=len(parts) - len(left), total=len(parts))):
+        raise ValueError(f"Expected at least one part of {experiment.name} to run; got none.")
+    remaining = [name for name in parts if name not in record["parts"]]
+    for name in (bar := tqdm(remaining, desc=experiment.name, initial=len(parts) - len(remaining), total=len(parts))):
         bar.set_postfix_str(name)
         start = time.perf_counter()
         checkpoint = folder / re.sub(r"[^a-z0-9+]+", "-", name)
         found = plain(parts[name](checkpoint) if experiment.has_checkpoints else parts[name]())
-        record = _taken_over(record, path)
+        record = _with_saved_parts(record, path)
         record["parts"][name] = found
         record["seconds"][name] = time.perf_counter() - start
         write(path, record)
@@ -121,8 +121,8 @@ def run(
     return record
 
 
-def _taken_over(record: Record, path: Path) -> Record:
-    """The record with all parts that its file has by now."""
+def _with_saved_parts(record: Record, path: Path) -> Record:
+    """The record with all parts that are in its file by now."""
     if not path.exists():
         return record
     found = read(path)
@@ -136,12 +136,12 @@ def _without(record: Record, unwanted: Callable[[str], bool]) -> Record:
 
 
 def resolution(figure: "Figure") -> float:
-    """Dots in an inch: wide figures are to take no more room than others."""
+    """Dots per inch, so that wide figures have no more pixels than others."""
     return min(110.0, 1800 / figure.get_figwidth())
 
 
 def _check_same(found: Record, record: Record, path: Path) -> None:
-    """Parts made with other settings are not ours, and not ours to delete."""
+    """Raises a ValueError for a file with parts of other settings: they are not mixed, and not deleted."""
     if any(found.get(name, record[name]) != record[name] for name in ("config", "seed")):
         raise ValueError(
             f"Expected an --out without results, or with those of the same settings and seed; got {str(path)!r} of "
@@ -149,14 +149,14 @@ def _check_same(found: Record, record: Record, path: Path) -> None:
         )
 
 
-def _begin(name: str, profile: Profile, config: Any, seed: int) -> Record:
+def _new_record(name: str, profile: Profile, config: Any, seed: int) -> Record:
     return dict(
         name=name,
         command=f"ddnf reproduce {name} --profile {profile} --seed {seed}",
         profile=profile,
         config=json.loads(json.dumps(dataclasses.asdict(config))),
         seed=seed,
-        **circumstances(),
+        **environment(),
         parts={},
         seconds={},
     )

@@ -1,4 +1,4 @@
-"""What the paper leaves open: its log-determinants over dt and T, Sobolev norms, and Runge-Kutta steps."""
+"""Open questions of the paper: its log-determinants over dt and T, Sobolev norms, and Runge-Kutta steps."""
 
 import dataclasses
 from functools import partial
@@ -15,12 +15,12 @@ from matplotlib.figure import Figure
 from ddnf import DDNF, Exact, MLPField, euler, inverse_consistency, midpoint, rk4, sobolev
 from ddnf.viz import plot
 from ddnf_paper.energy import RULES, Penalty, Training, fits, measure, median
-from ddnf_paper.experiment import Claim, Experiment, Picture, Profile, Record, Table
+from ddnf_paper.experiment import Claim, Experiment, Picture, Profile, Record, ReportTable
 
-ABOUT = """Four questions. How fast do the paper's log-determinants become exact as dt falls (random fields, float64)?
-What ELBO does a flow believe in that was trained with each of them, and what is the exact one, over T? What does the
-Sobolev norm of Appendix E do beyond the plain one, over alpha and c (T = 1, printed second order, gamma = 0.1)? And
-are Runge-Kutta steps better than Euler's for the same number of field evaluations (exact log-determinant)?"""
+ABOUT = """Four questions. How fast do the paper's log-determinants converge as dt falls (random fields, float64)? What
+ELBO does each of them report for the flow it has trained, and what is the exact one, over T? What does the Sobolev norm
+of Appendix E add to the plain one, over alpha and c (T = 1, printed second order, gamma = 0.1)? And are Runge-Kutta
+steps better than Euler's for the same number of field evaluations (exact log-determinant)?"""
 
 PRINTED = "second order as printed"
 # Field evaluations of one step.
@@ -31,7 +31,7 @@ ORDERS = {"first order": 2, PRINTED: 2, "second order": 3}
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """The flows, and the values over which each question is asked."""
+    """The flows, and the values for each question."""
 
     training: Training
     runs: int
@@ -56,7 +56,7 @@ PROFILES: dict[Profile, Config] = {
 
 
 def parts(config: Config, seed: int):
-    """The log-determinants' errors, and then a part for each fit, all runs of it."""
+    """The errors of the log-determinants, then one part per fit, with all its runs."""
     work = {"log-det errors": partial(_log_det_errors, config, seed)}
     for rule in RULES:
         for steps in config.steps:
@@ -86,11 +86,17 @@ def _log_det_errors(config: Config, seed: int) -> dict[str, Any]:
 def _errors(keys: Array, times: tuple[float, ...], hidden: tuple[int, ...]) -> Float[Array, "fields rules times"]:
     def of_field(key):
         field_key, point_key = jr.split(key)
-        velocity = MLPField(field_key, 2, hidden=hidden, output_scale=1.0).at()
         z = jr.normal(point_key, (2,))
 
+        def step(dt, rule):
+            # A step of size dt with the velocity v is a step of size 1 with dt v.
+            def scaled(_):
+                return MLPField(field_key, 2, hidden=hidden, output_scale=dt)
+
+            return DDNF(field_key, 2, blocks=1, steps=1, field=scaled, log_det=rule).transform_and_log_det(z)[1]
+
         def log_det(rule):
-            return jnp.stack([rule.step(euler, velocity, z, dt=dt, cell=0)[1] for dt in times])
+            return jnp.stack([step(dt, rule) for dt in times])
 
         exact = log_det(Exact())
         return jnp.abs(jnp.stack([log_det(RULES[rule]) - exact for rule in ORDERS]))
@@ -109,15 +115,15 @@ def _fits(
     alpha: float | None = None,
     power: int = 1,
 ) -> dict[str, Any]:
-    """All runs of one fit; with alpha, under the Sobolev norm's penalty."""
+    """All runs of one fit; with alpha, penalized by the Sobolev norm."""
     penalty = None if alpha is None else Penalty(config.gamma, partial(sobolev, alpha=alpha, power=power))
     make = partial(_flow, config, steps, rule, solver)
     runs = []
     for key, result in fits(seed, make, config.training, runs=config.runs, penalty=penalty):
         measured = measure(key, result.parameters, config.training)
-        # The map is the same by any rule, and so is compiled once for all of them.
+        # The map does not depend on the rule: with one rule for all it compiles once.
         exact = result.parameters.with_log_det(Exact())
-        runs.append(measured | dict(reverse=float(_missed(key, exact))))
+        runs.append(measured | dict(reverse=float(_reverse_error(key, exact))))
     return dict(kind=kind, rule=rule, steps=steps, solver=solver, alpha=alpha, power=power, runs=runs)
 
 
@@ -127,8 +133,8 @@ def _flow(config: Config, steps: int, rule: str, solver: str, key: PRNGKeyArray)
 
 
 @eqx.filter_jit
-def _missed(key: Array, flow: DDNF) -> Array:
-    """By how much -v misses the points that it should lead back to."""
+def _reverse_error(key: Array, flow: DDNF) -> Array:
+    """The mean distance between points and their round trips by -v."""
     return jnp.mean(jax.vmap(lambda x: inverse_consistency(flow, x))(jr.normal(key, (5000, 2))))
 
 
@@ -149,7 +155,7 @@ def _of_kind(record: Record, kind: str) -> list[dict]:
 
 
 def _gap(part: dict) -> float:
-    """How much too much ELBO a flow believes in."""
+    """By how much the ELBO by the trained rule exceeds the exact one."""
     return median(part, "estimate") - median(part, "exact")
 
 
@@ -159,24 +165,24 @@ def _orders(record: Record) -> tuple[np.ndarray, dict[str, np.ndarray], dict[str
     return times, errors, {rule: order(times, error) for rule, error in errors.items()}
 
 
-def tables(record: Record) -> list[Table]:
+def tables(record: Record) -> list[ReportTable]:
     """One table for each question."""
     times, errors, orders = _orders(record)
     rows = [(f"{dt:g}", *(f"{errors[rule][i]:.1e}" for rule in ORDERS)) for i, dt in enumerate(times)]
     rows.append(("falls as", *(f"dt^{orders[rule]:.2f}" for rule in ORDERS)))
     runs = record["config"]["runs"]
     return [
-        Table("Median error of the log-determinant of one step, random fields.", ("dt", *ORDERS), rows),
-        _fit_table(f"The ELBO by the rule trained, and the exact one; medians of {runs} runs.", record, "elbo"),
+        ReportTable("Median error of the log-determinant of one step, random fields.", ("dt", *ORDERS), rows),
+        _fit_table(f"The ELBO by the trained rule, and the exact one; medians of {runs} runs.", record, "elbo"),
         _fit_table(f"Sobolev norms, gamma = {record['config']['gamma']:g}, T = 1.", record, "sobolev"),
         _fit_table(f"Solvers at {record['config']['evaluations']} field evaluations a block.", record, "solver"),
     ]
 
 
-def _fit_table(caption: str, record: Record, kind: str) -> Table:
+def _fit_table(caption: str, record: Record, kind: str) -> ReportTable:
     labels = dict(elbo=("rule", "steps"), sobolev=("alpha", "power"), solver=("solver", "steps"))[kind]
     names = dict(rule="log-det", steps="T", power="c")
-    measured = dict(estimate="ELBO by the rule", exact="exact ELBO", kl="KL of the draws", reverse="-v misses by")
+    measured = dict(estimate="ELBO by the rule", exact="exact ELBO", kl="KL of the draws", reverse="error of -v")
     rows = [
         (
             *(str(part[label]) for label in labels),
@@ -185,7 +191,8 @@ def _fit_table(caption: str, record: Record, kind: str) -> Table:
         )
         for part in _of_kind(record, kind)
     ]
-    return Table(caption, (*(names.get(label, label) for label in labels), *measured.values(), "folded cells"), rows)
+    header = (*(names.get(label, label) for label in labels), *measured.values(), "folded cells")
+    return ReportTable(caption, header, rows)
 
 
 def pictures(record: Record) -> list[Picture]:
@@ -233,14 +240,14 @@ def _elbo_curves(record: Record) -> Picture:
     return Picture(
         "elbo",
         figure,
-        "The ELBO after training over T: by the rule trained, exact, and what the draws are worth. No true ELBO is "
-        "above the dotted line.",
+        "The ELBO after training over T: by the trained rule, exact, and -KL of the draws. No true ELBO is above "
+        "the dotted line.",
         "A plot over T for each rule, with the ELBO by the rule, the exact one and the negative KL of the draws.",
     )
 
 
 def claims(record: Record) -> list[Claim]:
-    """What the paper says in passing about these questions."""
+    """Remarks of the paper on these questions."""
     return [_order_claim(record), _steps_claim(record), *_sobolev_claims(record), _solver_claim(record)]
 
 
@@ -308,7 +315,7 @@ def _solver_claim(record: Record) -> Claim:
         "not tried",
         "KL " + ", ".join(f"{kl:.3g} ({name})" for name, kl in kls.items()) + " at equal cost",
         "reproduced" if ratio < 0.9 else "partly" if ratio < 1 else "not reproduced",
-        f"Reproduced means a KL below 0.9 of Euler's. -v misses z0 by {misses}.",
+        f"Reproduced means a KL below 0.9 of Euler's. The error of -v is {misses}.",
     )
 
 

@@ -1,4 +1,4 @@
-"""Targets in the plane: where their mass is, what of it is worth a picture, and how close a flow comes to them."""
+"""Targets in the plane: the rectangle that holds their mass, the part worth a picture, and KL(q|p) by quadrature."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -13,19 +13,20 @@ from flowjax.bijections import AbstractBijection
 from flowjax.distributions import StandardNormal, Transformed
 from jaxtyping import Array, Float, Int
 
-from ddnf.posterior import diagnosis as judge
+from ddnf.posterior import log_density as evaluate
+from ddnf.posterior import log_prob
 from ddnf_paper.targets import cancer
 from ddnf_paper.targets.toy import Energy
 
 
 @dataclasses.dataclass(frozen=True)
 class Plane:
-    """What is known of a target in the plane.
+    """A normalized target in the plane.
 
     Attributes:
-        log_density: normalized, of one point.
-        low, high: corners of the rectangle that holds all of it, for quadrature.
-        shown: left, right, bottom and top of what is worth a picture.
+        log_density: normalized log density of one point.
+        low, high: corners of the rectangle for quadrature, which holds nearly all of its mass.
+        shown: left, right, bottom and top of pictures.
     """
 
     log_density: Callable[[Array], Array]
@@ -34,18 +35,18 @@ class Plane:
     shown: Sequence[float]
 
     def pixels(self, resolution: int = 80) -> Float[np.ndarray, "n 2"]:
-        """A grid over what is shown, rows from the bottom."""
+        """A grid over the part shown, rows from the bottom."""
         left, right, bottom, top = self.shown
         return lattice(np.linspace(left, right, resolution), np.linspace(bottom, top, resolution))
 
     def image(self, log_density: Callable[[Array], Array], resolution: int = 80) -> Float[np.ndarray, "n n"]:
-        """A density on that grid."""
-        values = judge.log_density(log_density, jnp.asarray(self.pixels(resolution)))
+        """The density on that grid."""
+        values = evaluate(log_density, jnp.asarray(self.pixels(resolution)))
         return np.exp(np.asarray(values)).reshape(resolution, resolution)
 
 
 class Closeness(NamedTuple):
-    """KL(q|p), the mass of q that quadrature found, and the density of q in shades from 0 to 255."""
+    """KL(q|p), the mass of q that quadrature found, and an image of q with values from 0 to 255."""
 
     kl: float
     mass: float
@@ -58,10 +59,10 @@ def closeness(
     z: Float[Array | np.ndarray, "draws 2"],
     log_q: Float[Array | np.ndarray, " draws"],
 ) -> Closeness:
-    """How close a flow is to a target: by the midpoint rule on 200 x 200 points, in double precision.
+    """KL(q|p) between a flow and a target: by the midpoint rule on 200 x 200 points, in double precision.
 
-    Far from all draws, the inverse of many layers with flat tails leaves the range of single precision. Quadrature does
-    not see a q that has left the plane, or one too thin for its grid; then the draws z, with their log density, tell.
+    In single precision the inverse of many layers with flat tails overflows far from all draws. Quadrature misses a q
+    that has left the rectangle, or one too thin for the grid: then KL is estimated from the draws z and their log q.
 
     Example:
         >>> import jax.numpy as jnp, jax.random as jr
@@ -69,34 +70,48 @@ def closeness(
         >>> normal = lambda z: -jnp.sum(z**2) / 2 - jnp.log(2 * jnp.pi)
         >>> plane = Plane(normal, (-8.0, -8.0), (8.0, 8.0), (-3.0, 3.0, -3.0, 3.0))
         >>> moved = Affine(jnp.array([1.0, 0.0]), jnp.ones(2))
-        >>> z, log_q = judge.draw(moved, jr.key(0), 1000)
+        >>> from ddnf.posterior import draw
+        >>> z, log_q = draw(moved, jr.key(0), 1000)
         >>> round(closeness(moved, plane, z, log_q).kl, 6)
         0.5
     """
     points, log_p, area = _cells(plane)
     with jax.enable_x64(True):
         flow = jax.tree.map(_doubled, flow)
-        every = jnp.asarray(np.concatenate([points, plane.pixels()]))
-        # The flow is an argument: others of the same structure need no compiling.
-        log_density = np.asarray(judge.log_prob(Transformed(StandardNormal(flow.shape), flow), every))
+        points_and_pixels = jnp.asarray(np.concatenate([points, plane.pixels()]))
+        # The flow is an argument of the compiled function: flows of the same structure share it.
+        log_density = np.asarray(log_prob(Transformed(StandardNormal(flow.shape), flow), points_and_pixels))
     inside, shown = np.split(log_density, [len(points)])
-    q = np.exp(inside)
-    mass = float(q.sum() * area)
-    if abs(mass - 1) < 0.01:
-        # Where q vanishes in floating point, q log q does too.
-        kl = np.sum(np.where(q > 0, q * (inside - log_p), 0.0)) * area
-    else:
-        kl = np.mean(np.asarray(log_q) - np.asarray(judge.log_density(plane.log_density, jnp.asarray(z))))
-    return Closeness(float(kl), mass, shades(np.exp(shown)))
+    kl, mass = quadrature_kl(inside, log_p, area)
+    if abs(mass - 1) >= 0.01:
+        kl = float(np.mean(np.asarray(log_q) - np.asarray(evaluate(plane.log_density, jnp.asarray(z)))))
+    return Closeness(kl, mass, shades(np.exp(shown)))
+
+
+def quadrature_kl(log_q: Float[np.ndarray, " n"], log_p: Float[np.ndarray, " n"], area: float) -> tuple[float, float]:
+    """KL(q|p), the integral of q (log q - log p), and the mass of q, from values on a grid with cells of this area.
+
+    The KL can be trusted if the mass is close to 1.
+
+    Example:
+        >>> from scipy.stats import norm
+        >>> points, area = midpoint_grid((-8.0, -8.0), (8.0, 8.0), 200)
+        >>> log_q, log_p = norm.logpdf(points).sum(axis=1), norm.logpdf(points, 1.0).sum(axis=1)
+        >>> [round(value, 4) for value in quadrature_kl(log_q, log_p, area)]
+        [1.0, 1.0]
+    """
+    q = np.exp(log_q)
+    # Where q underflows, so does q log q.
+    return float(np.sum(np.where(q > 0, q * (log_q - log_p), 0.0)) * area), float(q.sum() * area)
 
 
 def _doubled(leaf):
-    """Numbers in double precision; by NumPy, which has nothing to compile for each shape."""
+    """Arrays in double precision; by NumPy, which compiles nothing."""
     return jnp.asarray(np.asarray(leaf, np.float64)) if eqx.is_inexact_array(leaf) else leaf
 
 
 def shades(density: Float[np.ndarray, "..."]) -> Int[np.ndarray, "n n"]:
-    """A picture: the values of a density on a square, row by row, as integers from 0 to 255.
+    """An image of a density: its values on a square grid, row by row, scaled to integers from 0 to 255.
 
     Example:
         >>> shades(np.array([0.0, 1.0, 2.0, 4.0])).tolist()
@@ -107,23 +122,38 @@ def shades(density: Float[np.ndarray, "..."]) -> Int[np.ndarray, "n n"]:
 
 
 @lru_cache
-def _cells(plane: Plane, count: int = 200) -> tuple[np.ndarray, np.ndarray, float]:
-    """Midpoints of a grid over the plane, the target there, and the area of a cell."""
-    low, high = np.array(plane.low), np.array(plane.high)
-    across, up = (low + (high - low) * (np.arange(count)[:, None] + 0.5) / count).T
-    points = lattice(across, up)
+def _cells(plane: Plane) -> tuple[np.ndarray, np.ndarray, float]:
+    """Midpoints of a grid over the plane, the target's log density there, and the area of a cell."""
+    points, area = midpoint_grid(plane.low, plane.high, 200)
     with jax.enable_x64(True):
-        log_p = np.asarray(judge.log_density(plane.log_density, jnp.asarray(points)))
-    return points, log_p, float(np.prod((high - low) / count))
+        log_p = np.asarray(evaluate(plane.log_density, jnp.asarray(points)))
+    return points, log_p, area
+
+
+def midpoint_grid(low: Sequence[float], high: Sequence[float], count: int) -> tuple[Float[np.ndarray, "n 2"], float]:
+    """Midpoints of count x count cells of a rectangle, the first coordinate varying fastest, and the area of a cell.
+
+    Example:
+        >>> points, area = midpoint_grid((0.0, 0.0), (1.0, 2.0), 2)
+        >>> points.tolist(), area
+        ([[0.25, 0.5], [0.75, 0.5], [0.25, 1.5], [0.75, 1.5]], 0.5)
+    """
+    return lattice(*midpoints(low, high, count).T), float(np.prod((np.array(high) - np.array(low)) / count))
+
+
+def midpoints(low: Sequence[float], high: Sequence[float], count: int) -> Float[np.ndarray, "count 2"]:
+    """Midpoints of `count` equal cells between low and high, along each axis."""
+    first, last = np.array(low), np.array(high)
+    return first + (last - first) * (np.arange(count)[:, None] + 0.5) / count
 
 
 def lattice(across: Float[np.ndarray, " a"], up: Float[np.ndarray, " b"]) -> Float[np.ndarray, "a*b 2"]:
-    """All points with these coordinates, the first running fastest."""
+    """All points with these coordinates, the first coordinate varying fastest."""
     return np.stack(np.meshgrid(across, up), axis=-1).reshape(-1, 2)
 
 
 def of_energy(energy: Energy) -> Plane:
-    """A toy energy.
+    """The plane of a toy energy.
 
     Example:
         >>> from ddnf_paper.targets.toy import ENERGIES
@@ -135,10 +165,10 @@ def of_energy(energy: Energy) -> Plane:
 
 
 def of_cancer(name: str) -> Plane:
-    """A cancer posterior, "table2" or "textbook", over (logit m, log L)."""
+    """The plane of a cancer posterior, "table2" or "textbook", over (logit m, log L)."""
     known = cancer.REFERENCE[name]
     mean, deviation = np.array(known["mean"]), np.array(known["deviation"])
-    # The tail of log L is long above.
+    # log L has a long upper tail.
     low, high = mean - 8 * deviation, mean + [8, 16] * deviation
     log_density = getattr(cancer, name)
     shown = np.stack([mean - 3.5 * deviation, mean + 3.5 * deviation], axis=1).ravel()

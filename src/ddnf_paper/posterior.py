@@ -1,4 +1,4 @@
-"""The cancer posterior (the paper's Fig. skwP, Appendix B and Table 2): what each method makes of it, and the truth."""
+"""The cancer posterior (the paper's Fig. skwP, Appendix B and Table 2): each method against quadrature."""
 
 import dataclasses
 import time
@@ -15,13 +15,13 @@ from jaxtyping import Float, PRNGKeyArray
 from scipy.interpolate import CubicSpline
 from scipy.special import expit
 
-from ddnf.posterior import diagnosis as judge
-from ddnf.posterior.fit import Posterior, fit_posterior
-from ddnf.posterior.objective import End
-from ddnf.posterior.target import Target
-from ddnf_paper import compare
+from ddnf import Posterior, Target, fit_posterior
+from ddnf.posterior import KHAT, End, LostFitError, draw, judge
+from ddnf.posterior import log_density as evaluate
+from ddnf_paper.compare import fit_flow
 from ddnf_paper.experiment import Experiment, Profile
-from ddnf_paper.plane import Plane, closeness, lattice, of_cancer, shades
+from ddnf_paper.models import Settings, make
+from ddnf_paper.plane import Plane, closeness, lattice, midpoints, of_cancer, shades
 from ddnf_paper.posterior_claims import (
     ENDED,
     FULL_RANK,
@@ -43,13 +43,12 @@ from ddnf_paper.targets import cancer
 
 ABOUT = """The mortality m and precision L of a beta-binomial model of stomach cancer in 20 cities, over (logit m, log
 L). The paper's Table 2 was made with the density "table2": prior times likelihood, without the Jacobian of the change
-of variables. With it, in "textbook", the mean of L does not exist. Both are fitted by every method, again and again
-from other random numbers; quadrature gives the truth. "DDNF" is what ddnf.fit_posterior does without being told
-anything; beside it stand K = 8 blocks of T = 8 cells with the paper's two layers of two units. Planar flows start from
-the standard normal, as in the paper; all other flows get the search for modes and the affine end that ours has. NAF, K
-= 2, gets an eighth of the steps. The target is not tempered: with tempering one planar fit of five was lost far away,
-which was seen before it was left out. In table2, L has a mean but no variance: means of L converge slowly, in MCMC
-too."""
+of variables. With it, in "textbook", the mean of L does not exist. Every method is fitted to both, repeatedly with
+different seeds; quadrature gives the truth. "DDNF" is ddnf.fit_posterior with its defaults; "DDNF, (2, 2) units" has
+K = 8 blocks of T = 8 cells with the paper's two layers of two units. Planar flows start from the standard normal, as in
+the paper; all other flows get the search for modes and the affine end that DDNF has. NAF, K = 2, gets an eighth of the
+steps. The target is not tempered: with tempering, one planar fit of five diverged, which was seen before tempering was
+left out. In table2, L has a mean but no variance: means of L converge slowly, in MCMC too."""
 
 BINS, PIXELS = 60, 80
 
@@ -59,13 +58,13 @@ class Config:
     """Which methods are run on which targets, and how long.
 
     Attributes:
-        repetitions: of each method.
+        repetitions: number of fits of each method.
         methods: names in `METHODS`.
         targets: names in `cancer.REFERENCE`.
         steps: training steps of every flow but "DDNF"; NAF takes an eighth of them.
-        own_steps: those of each round of "DDNF", by default as many as those of `fit_posterior`.
-        samples: of each of four chains of MCMC.
-        draws: of every fit, for its means and quantiles.
+        own_steps: steps of each round of "DDNF"; the default is that of `fit_posterior`.
+        samples: draws of each of four MCMC chains.
+        draws: draws of every fit, for its means and quantiles.
     """
 
     repetitions: int
@@ -95,10 +94,10 @@ def _flow(
     end: End | None = "full",
     fewer: int = 1,
 ) -> Posterior:
-    # Without warming up: a flat target sends some flows that start far from it farther, and they do not come back.
-    settings = compare.Settings(steps=config.steps // fewer, end=end, temper=0.0)
-    build = partial(compare.make, model, dim=target.dim, layers=layers, settings=settings)
-    return compare.fit(key, target, model, build, settings=settings, progress=False)
+    # No tempering: a flat target makes flows that start far away diverge.
+    settings = Settings(steps=config.steps // fewer, end=end, temper=0.0)
+    build = partial(make, model, dim=target.dim, layers=layers, settings=settings)
+    return fit_flow(key, target, model, build, settings=settings, progress=False)
 
 
 def _advi(key: PRNGKeyArray, target: Target, config: Config, *, full_rank: bool) -> ADVI:
@@ -112,7 +111,7 @@ METHODS: Mapping[str, Callable[[PRNGKeyArray, Target, Config], NUTS | ADVI | Pos
     PLANAR: partial(_flow, "planar", end=None),
     SCALED: partial(_flow, "planar-affine", end=None),
     ENDED: partial(_flow, "planar"),
-    # Its steps take long, and it needs few of them.
+    # Its steps are slow, and it needs few of them.
     NAF: partial(_flow, "naf", layers=2, fewer=8),
     HOUSEHOLDER: partial(_flow, "householder"),
     "Sylvester": partial(_flow, "sylvester"),
@@ -127,7 +126,7 @@ PROFILES: dict[Profile, Config] = {
 
 
 def parts(config: Config, seed: int):
-    """One part for each target and method with all its repetitions, and one for the truth of each target."""
+    """One part per target and method with all its repetitions, and one per target for quadrature."""
     work: dict[str, Callable[[], dict[str, Any]]] = {}
     for target in config.targets:
         work[f"{target}, {QUADRATURE}"] = partial(_truth, target)
@@ -147,48 +146,48 @@ def _part(config: Config, seed: int, name: str, method: str) -> dict[str, Any]:
 
 
 def _repetition(key, target: Target, plane: Plane, method: str, config: Config) -> tuple[dict, dict]:
-    """The figures of one fit, and what a picture of it needs."""
+    """The figures of one fit, and data for its picture."""
     fit_key, draw_key = jr.split(key)
     start = time.perf_counter()
     with warnings.catch_warnings():
-        # What a fit complains of shows in its figures.
+        # The figures show the quality of the fit.
         warnings.simplefilter("ignore", RuntimeWarning)
         try:
             fit = METHODS[method](fit_key, target, config)
-        except judge.LostFitError:
+        except LostFitError:
             return dict(seconds=time.perf_counter() - start, lost=True), {}
         seconds = time.perf_counter() - start
         if isinstance(fit, NUTS):
-            found, draws, sketch = _of_chains(fit)
+            found, draws, sketch = _measure_chains(fit)
         else:
-            # The inverse of NAF is a search for roots, too slow for quadrature.
-            found, draws, sketch = _of_flow(draw_key, fit, target, plane, config, by_draws=method == NAF)
+            # The inverse of NAF is a root search, too slow for quadrature.
+            found, draws, sketch = _measure_flow(draw_key, fit, target, plane, config, by_draws=method == NAF)
     return dict(seconds=seconds) | found | figures(draws), sketch | histograms(draws, plane.shown)
 
 
-def _of_chains(run: NUTS) -> tuple[dict[str, Any], np.ndarray, dict[str, Any]]:
+def _measure_chains(run: NUTS) -> tuple[dict[str, Any], np.ndarray, dict[str, Any]]:
     found = dict(r_hat=float(run.r_hat.max()), effective=float(run.ess.min()), divergences=run.divergences)
     return found, run.draws, dict(draws=plain(run.draws[:: max(1, len(run.draws) // 1000)], 4))
 
 
-def _of_flow(key, fit: ADVI | Posterior, target, plane, config, *, by_draws: bool):
+def _measure_flow(key, fit: ADVI | Posterior, target, plane, config, *, by_draws: bool):
     """What is known of a fitted density, its draws, and its picture; KL by quadrature, or from the draws alone."""
-    verdict = judge.judge(key, fit.flow, target)
-    z, log_q = judge.draw(fit.flow, key, config.draws)
+    verdict = judge(key, fit.flow, target)
+    z, log_q = draw(fit.flow, key, config.draws)
     draws = np.asarray(z)
     if by_draws:
-        kl, image = float(jnp.mean(log_q - judge.log_density(plane.log_density, z))), _counted(draws, plane)
+        kl, image = float(jnp.mean(log_q - evaluate(plane.log_density, z))), _histogram(draws, plane)
     else:
         kl, _, image = closeness(fit.flow, plane, draws, np.asarray(log_q))
     found = dict(elbo=verdict.elbo, khat=verdict.khat, kl=kl)
-    if isinstance(fit, Posterior) and verdict.khat < judge.KHAT:
+    if isinstance(fit, Posterior) and verdict.khat < KHAT:
         m, precision = weighted_means(*fit.importance_sample(key, config.draws, weighted=True))
         found |= dict(weighted_m=m, weighted_L=precision)
     return found, draws, dict(image=image)
 
 
-def _counted(draws: Float[np.ndarray, "n 2"], plane: Plane) -> np.ndarray:
-    """A coarse picture of the density, from its draws."""
+def _histogram(draws: Float[np.ndarray, "n 2"], plane: Plane) -> np.ndarray:
+    """A coarse image of the density, from its draws."""
     left, right, bottom, top = plane.shown
     counts = np.histogram2d(draws[:, 1], draws[:, 0], PIXELS // 2, ((bottom, top), (left, right)))[0]
     return shades(counts)
@@ -225,11 +224,11 @@ def weighted_means(draws: Float[Any, "n 2"], weights: Float[Any, " n"]) -> tuple
 
 
 def histograms(draws: Float[np.ndarray, "n 2"], shown) -> dict[str, np.ndarray]:
-    """Densities of logit m and log L, counted in equal bins over what is shown.
+    """Histogram densities of logit m and log L in equal bins over the extent shown.
 
     Example:
-        >>> counted = histograms(np.zeros((5, 2)), (-1.0, 2.0, -1.0, 5.0))
-        >>> [round(float(counted[name].max()), 2) for name in ("logit_m_density", "log_L_density")]
+        >>> found = histograms(np.zeros((5, 2)), (-1.0, 2.0, -1.0, 5.0))
+        >>> [round(float(found[name].max()), 2) for name in ("logit_m_density", "log_L_density")]
         [20.0, 10.0]
     """
     density = {}
@@ -240,11 +239,11 @@ def histograms(draws: Float[np.ndarray, "n 2"], shown) -> dict[str, np.ndarray]:
 
 
 def _truth(name: str) -> dict[str, Any]:
-    """All that the methods are measured by, from the midpoint rule on the plane, in double precision."""
+    """The reference for all methods, by the midpoint rule in double precision."""
     plane = of_cancer(name)
     with jax.enable_x64(True):
         axes = _axes(cancer.REFERENCE[name])
-        log_p = judge.log_density(plane.log_density, jnp.asarray(lattice(*axes)))
+        log_p = evaluate(plane.log_density, jnp.asarray(lattice(*axes)))
         mass = np.exp(np.asarray(log_p)).reshape(len(axes[1]), -1)
         image = plane.image(plane.log_density, PIXELS)
     logit_m, log_L = (mass.sum(axis=axis) / mass.sum() for axis in (0, 1))
@@ -272,10 +271,10 @@ def _moments(axes, logit_m, log_L) -> dict[str, float]:
 
 
 def _axes(known: Mapping[str, Any], count: int = 300) -> tuple[np.ndarray, np.ndarray]:
-    """Midpoints; far up along logit m, whose tail has little mass, but makes 0.2 % of E[m]."""
+    """Midpoints; far up along logit m, whose tail has little mass but contributes 0.2 % of E[m]."""
     mean, deviation = np.array(known["mean"]), np.array(known["deviation"])
     low, high = mean - [8, 12] * deviation, mean + [40, 16] * deviation
-    logit_m, log_L = (low + (high - low) * (np.arange(count)[:, None] + 0.5) / count).T
+    logit_m, log_L = midpoints(low.tolist(), high.tolist(), count).T
     return logit_m, log_L
 
 

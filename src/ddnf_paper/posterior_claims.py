@@ -1,4 +1,4 @@
-"""The cancer posterior: its methods, what the paper says of them, and what became of that."""
+"""The cancer posterior: its methods, the paper's claims about them, and our verdicts."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -24,7 +24,7 @@ UNITS = dict(m=1e6, L=1.0)
 
 
 def values(part: Mapping[str, Any], name: str) -> Float[np.ndarray, " repetitions"]:
-    """A figure of each repetition; NaN for one that has none.
+    """A value of each repetition; NaN where it is missing.
 
     Example:
         >>> values(dict(runs=[dict(kl=0.5), dict(kl=None), {}]), "kl")
@@ -34,7 +34,7 @@ def values(part: Mapping[str, Any], name: str) -> Float[np.ndarray, " repetition
 
 
 def spread(part: Mapping[str, Any], name: str, form: str = ".4g", scale: float = 1.0) -> str:
-    """Mean and deviation over the repetitions that have the figure; empty if none has."""
+    """Mean and deviation over the repetitions that have the value; empty if none has."""
     every = scale * values(part, name)
     found = every[~np.isnan(every)]
     if len(found) == 0:
@@ -49,7 +49,7 @@ def of_target(record: Record, target: str) -> dict[str, dict[str, Any]]:
 
 
 def claims(record: Record) -> list[Claim]:
-    """The claims of the section on posterior estimation and of Appendix B, as far as their methods were run."""
+    """The claims of the section on posterior estimation and of Appendix B whose methods were run."""
     found = of_target(record, "table2")
     judged: list[tuple[Callable[[Mapping[str, dict]], Claim], tuple[str, ...]]] = [
         (_says_accurate, (OURS, NARROW)),
@@ -67,14 +67,14 @@ def claims(record: Record) -> list[Claim]:
 
 
 def _kl(found: Mapping[str, dict], method: str) -> float:
-    # A fit that was lost has none, and is as far off as can be.
+    # A fit that diverged has no KL: count it as infinite.
     return float(np.median(np.nan_to_num(values(found[method], "kl"), nan=np.inf)))
 
 
 def _error(found: Mapping[str, dict], method: str, name: str) -> float:
-    """How far a mean is from quadrature's, relatively, in the mean of the repetitions."""
+    """The relative error of a mean against quadrature, averaged over the repetitions."""
     truth = found[QUADRATURE]["runs"][0][name]
-    # A mean that has overflowed is no figure, and as far off as can be.
+    # A mean that has overflowed counts as infinitely far off.
     return float(np.nan_to_num(np.mean(np.abs(values(found[method], name) / truth - 1)), nan=np.inf))
 
 
@@ -97,7 +97,7 @@ def _says_marginals_closer(found: Mapping[str, dict]) -> Claim:
         f"median KL {ours:.2g} for DDNF, {planar:.2g} for planar",
         "reproduced" if ours < planar / 2 else "partly" if ours < planar else "not reproduced",
         "Reproduced means less than half the KL, partly a smaller one."
-        + (f" With the affine end of ours, planar has {_kl(found, ENDED):.2g}." if ENDED in found else ""),
+        + (f" With the affine end that DDNF has, planar has {_kl(found, ENDED):.2g}." if ENDED in found else ""),
     )
 
 
@@ -123,8 +123,8 @@ def _says_naf_fails(found: Mapping[str, dict]) -> Claim:
         "no result",
         f"KL {np.nanmedian(kl):.2g} in the median, {np.nanmax(kl):.2g} at most",
         "reproduced" if converged == 0 else "partly" if converged < 1 else "not reproduced",
-        f"Converged means a KL below 0.05: {converged:.0%} of the repetitions. Here NAF gets the search for modes and "
-        "the affine end that ours has.",
+        f"Converged means a KL below 0.05: {converged:.0%} of the repetitions. Here NAF gets the search for modes "
+        "and the affine end that DDNF has.",
     )
 
 
@@ -141,12 +141,12 @@ def _says_scale_helps(found: Mapping[str, dict]) -> Claim:
 
 
 def _says_gaussians_fail(found: Mapping[str, dict]) -> Claim:
-    ours, baselines = _kl(found, OURS), {name: _kl(found, name) for name in (HOUSEHOLDER, MEAN_FIELD)}
-    fails = [kl > max(0.05, 5 * ours) for kl in baselines.values()]
+    ours, others = _kl(found, OURS), {name: _kl(found, name) for name in (HOUSEHOLDER, MEAN_FIELD)}
+    fails = [kl > max(0.05, 5 * ours) for kl in others.values()]
     return Claim(
         "Neither Householder flows nor ADVI capture the true posterior",
         "read from the figure",
-        ", ".join(f"median KL {kl:.2g} for {name}" for name, kl in baselines.items()) + f", {ours:.2g} for DDNF",
+        ", ".join(f"median KL {kl:.2g} for {name}" for name, kl in others.items()) + f", {ours:.2g} for DDNF",
         "reproduced" if all(fails) else "partly" if any(fails) else "not reproduced",
         "Reproduced means a KL above 0.05 and above five times that of DDNF for both, partly for one. Reflections "
         "keep a Gaussian a Gaussian, so both can only miss the skewness.",
@@ -174,11 +174,11 @@ def _acceptance(name: str, limit: float, found: Mapping[str, dict]) -> Claim:
     off, worst = abs(mine.mean() / truth - 1), np.max(np.abs(mine / truth - 1))
     weighted = values(found[OURS], f"weighted_{name}") / truth - 1
     known = weighted[~np.isnan(weighted)]
-    after = f"{known.mean():+.2%} in the mean of the {len(known)} whose k-hat allows it" if len(known) else "none"
+    after = f"{known.mean():+.2%} on average over the {len(known)} whose k-hat permits" if len(known) else "none"
     return Claim(
         f"DDNF's mean of {name} is within {limit:.1%} of the true one (not in the paper)",
         f"{PAPER[NARROW][name][0] / UNITS[name] / truth - 1:+.1%}",
-        f"{mine.mean() / truth - 1:+.1%} in the mean of {len(mine)} repetitions, at most {worst:.1%} in one",
+        f"{mine.mean() / truth - 1:+.1%} on average over {len(mine)} repetitions, at most {worst:.1%} in one",
         "reproduced" if worst < limit else "partly" if off < limit else "not reproduced",
         f"Reproduced means each repetition within {limit:.1%}, partly their mean. With importance weights: {after}.",
     )

@@ -1,4 +1,4 @@
-"""The cancer posterior: its tables and pictures."""
+"""Tables and pictures of the cancer posterior."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -9,13 +9,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ddnf.viz import plot
-from ddnf_paper.experiment import Picture, Record, Table
+from ddnf_paper.experiment import Picture, Record, ReportTable
 from ddnf_paper.posterior_claims import PAPER, QUADRATURE, of_target, spread, values
 from ddnf_paper.targets import cancer
 
 
 def _median(part: Mapping[str, Any], name: str, form: str = ".3g") -> str:
-    """Median and largest of the repetitions; empty for a figure that there is not."""
+    """Median and largest value of the repetitions; empty if there is none."""
     every = values(part, name)
     found = every[~np.isnan(every)]
     if len(found) == 0:
@@ -23,8 +23,8 @@ def _median(part: Mapping[str, Any], name: str, form: str = ".3g") -> str:
     return f"{np.median(found):{form}}" + (f" ({found.max():{form}})" if len(every) > 1 else "")
 
 
-def tables(record: Record) -> list[Table]:
-    """Table 2 with ours beside it, the moments and quantiles, and how close and how fast each method is."""
+def tables(record: Record) -> list[ReportTable]:
+    """Table 2 beside our values, moments and quantiles, and the accuracy and time of each method."""
     times = f"Mean ± deviation over {record['config']['repetitions']} repetitions"
     shown = []
     for target in record["config"]["targets"]:
@@ -34,7 +34,7 @@ def tables(record: Record) -> list[Table]:
     return shown
 
 
-def _table2(found: Mapping[str, dict], times: str) -> Table:
+def _table2(found: Mapping[str, dict], times: str) -> ReportTable:
     header = ("method", "m, millionths", "paper", "weighted", "L", "paper", "weighted")
     rows = []
     for method, part in found.items():
@@ -43,24 +43,24 @@ def _table2(found: Mapping[str, dict], times: str) -> Table:
             paper = "{} ± {}".format(*PAPER[method][name]) if method in PAPER else ""
             row += [spread(part, name, form, scale), paper, spread(part, f"weighted_{name}", form, scale)]
         rows.append(tuple(row))
-    return Table(
-        f"Table 2, on table2: posterior means. {times}; weighted: by importance weights, where k-hat allows it.",
+    return ReportTable(
+        f"Table 2, on table2: posterior means. {times}; weighted: by importance weights, where k-hat permits.",
         header,
         rows,
     )
 
 
-def _quantiles(target: str, found: Mapping[str, dict], times: str) -> Table:
+def _quantiles(target: str, found: Mapping[str, dict], times: str) -> ReportTable:
     header = ("method", "E[m], millionths", "E[logit m]", "deviation", "E[log L]", "deviation")
     rows = []
     for method, part in found.items():
         moments = (spread(part, name) for name in ("logit_m", "logit_m_sd", "log_L", "log_L_sd"))
         quantiles = (spread(part, name, ".0f") for name in ("median", "low", "high"))
         rows.append((method, spread(part, "m", ".1f", 1e6), *moments, *quantiles))
-    return Table(f"Moments and quantiles on {target}. {times}.", (*header, "median of L", "5 %", "95 %"), rows)
+    return ReportTable(f"Moments and quantiles on {target}. {times}.", (*header, "median of L", "5 %", "95 %"), rows)
 
 
-def _closeness(target: str, found: Mapping[str, dict]) -> Table:
+def _closeness(target: str, found: Mapping[str, dict]) -> ReportTable:
     header = ("method", "KL(q|p)", "ELBO", "k-hat", "R-hat", "first fit, s", "later fits, s")
     rows = []
     for method, part in found.items():
@@ -70,10 +70,10 @@ def _closeness(target: str, found: Mapping[str, dict]) -> Table:
         later = f"{np.median(seconds[1:]):.1f}" if len(seconds) > 1 else ""
         closeness = _median(part, "kl"), spread(part, "elbo", ".3f"), _median(part, "khat"), _median(part, "r_hat")
         rows.append((method, *closeness, f"{seconds[0]:.1f}", later))
-    caption = f"How close on {target}: medians (and the largest), ELBO mean ± deviation. The first fit compiles."
+    caption = f"Accuracy on {target}: medians (largest values), ELBO mean ± deviation. The first fit compiles."
     lost = {method: sum(run.get("lost", False) for run in part["runs"]) for method, part in found.items()}
-    caption += "".join(f" Lost far away: {count} of {method}." for method, count in lost.items() if count)
-    return Table(f"{caption} log Z is {cancer.REFERENCE[target]['log_z']:.3f}.", header, rows)
+    caption += "".join(f" Diverged: {count} of {method}." for method, count in lost.items() if count)
+    return ReportTable(f"{caption} log Z is {cancer.REFERENCE[target]['log_z']:.3f}.", header, rows)
 
 
 def pictures(record: Record) -> list[Picture]:

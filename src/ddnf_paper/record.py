@@ -1,4 +1,4 @@
-"""Results in files: plain JSON, written whole, with what they were made with."""
+"""Result files: strict JSON, written atomically, with the environment they were made in."""
 
 import json
 import math
@@ -12,11 +12,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from ddnf.system.files import check_overwrite, write_atomic
+from ddnf.system import check_overwrite, write_atomic
 
 
 def plain(value: Any, digits: int = 5) -> Any:
-    """What JSON has a form for: arrays become lists, of so many significant digits; what is not finite, null.
+    """Converts to JSON values: arrays become lists, rounded to significant digits; NaN and infinity become null.
 
     Example:
         >>> import numpy as np
@@ -34,11 +34,11 @@ def plain(value: Any, digits: int = 5) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def circumstances() -> dict[str, Any]:
-    """Versions, the machine's cores, and the git revision if there is one.
+def environment() -> dict[str, Any]:
+    """Versions of packages, the number of cores, and the git revision if there is one.
 
     Example:
-        >>> sorted(circumstances())
+        >>> sorted(environment())
         ['cores', 'revision', 'versions']
     """
     versions = {package: version(package) for package in ("ddnf", "jax", "flowjax", "numpy")}
@@ -46,7 +46,7 @@ def circumstances() -> dict[str, Any]:
 
 
 def _revision() -> str | None:
-    """The git revision of a checkout; None elsewhere."""
+    """The git revision of a checkout; None without one."""
     here = Path(__file__).parent
     try:
         asked = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=here, capture_output=True, text=True)
@@ -56,7 +56,7 @@ def _revision() -> str | None:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """What `write` has written."""
+    """Reads a record that `write` has written."""
     try:
         return json.loads(path.read_text())
     except ValueError as error:
@@ -64,7 +64,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def write(path: Path, record: Mapping[str, Any]) -> None:
-    """Whole or not at all; one line for each entry, so that its head can be read and its arrays take little room."""
+    """Writes a record atomically, one line per entry: readable at the top, and compact."""
     lines = [f" {json.dumps(name)}: {json.dumps(entry, allow_nan=False)}" for name, entry in record.items()]
     check_record(path)
     write_atomic(path, "{\n" + ",\n".join(lines) + "\n}\n")

@@ -12,14 +12,14 @@ from flowjax.bijections import AbstractBijection, Affine, TriangularAffine
 from jaxtyping import Array, Float, PRNGKeyArray
 from scipy import stats
 
-from ddnf.system.optional import require
+from ddnf.system import require
 
 
 class ADVI(NamedTuple):
     """A Gaussian fitted by `advi`.
 
     Attributes:
-        flow: from a standard normal to the fit: an affine map, which is judged as any other flow.
+        flow: affine map from a standard normal to the fit.
         losses: the negative ELBO of each step.
     """
 
@@ -40,7 +40,7 @@ def advi(
 ) -> ADVI:
     """Automatic differentiation variational inference: a Gaussian that minimizes KL(q|p), by NumPyro's guides.
 
-    Kucukelbir, Tran, Ranganath, Gelman and Blei, 2017. Trained by Adam, whose rate falls to 0 by a cosine.
+    Kucukelbir, Tran, Ranganath, Gelman and Blei, 2017. Trained by Adam with a cosine schedule that decays to zero.
 
     Args:
         key: random key.
@@ -48,9 +48,9 @@ def advi(
         dim: dimension.
         full_rank: whether the covariance is full rather than diagonal.
         steps: training steps.
-        learning_rate: of Adam, at first.
-        particles: draws for each step.
-        progress: whether to show a bar.
+        learning_rate: initial learning rate of Adam.
+        particles: draws per step.
+        progress: whether to show a progress bar.
 
     Example:
         >>> import jax.numpy as jnp, jax.random as jr
@@ -77,11 +77,11 @@ def advi(
 
 
 class NUTS(NamedTuple):
-    """What came out of `nuts`.
+    """Draws and diagnostics of `nuts`.
 
     Attributes:
-        draws: of all chains, one chain after another.
-        r_hat: convergence of each coordinate across split chains, rank-normalized; above 1.01 don't trust it.
+        draws: draws of all chains, one chain after another.
+        r_hat: rank-normalized split R-hat of each coordinate; above 1.01 the chains have not converged.
         ess: bulk effective sample size of each coordinate.
         divergences: number of divergent transitions after the warm-up.
     """
@@ -110,10 +110,10 @@ def nuts(
         key: random key.
         log_density: of one point of shape (dim,), on all of R^dim, up to a constant.
         dim: dimension.
-        chains: number of chains, run side by side.
-        warmup: steps of each chain that adapt it and are thrown away.
+        chains: number of chains, run in parallel.
+        warmup: adaptation steps of each chain, which are discarded.
         samples: draws of each chain.
-        progress: whether to show a bar.
+        progress: whether to show a progress bar.
 
     Example:
         >>> import jax.numpy as jnp, jax.random as jr
@@ -125,7 +125,7 @@ def nuts(
     infer = require("numpyro.infer", "numpyro")
     start_key, run_key = jr.split(key)
     sampler = infer.MCMC(
-        # Compiled as one: NumPyro's first look at it is outside of any compiled function.
+        # Compiled here, because NumPyro evaluates it once outside of any compiled function.
         infer.NUTS(potential_fn=jax.jit(lambda z: -log_density(z))),
         num_warmup=warmup,
         num_samples=samples,
@@ -134,7 +134,7 @@ def nuts(
         progress_bar=progress,
     )
     start = jr.uniform(start_key, (chains, dim), minval=-2.0, maxval=2.0)
-    # A single chain has no axis for chains.
+    # NumPyro expects no chain axis for a single chain.
     sampler.run(run_key, init_params=start if chains > 1 else start[0], extra_fields=("diverging",))
     draws = np.asarray(sampler.get_samples(group_by_chain=True))
     divergences = int(np.sum(sampler.get_extra_fields()["diverging"]))

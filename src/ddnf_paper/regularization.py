@@ -1,37 +1,32 @@
-"""Velocity regularization (the paper's Fig. stability): flows of one step for each block, with and without it."""
+"""Velocity regularization (the paper's Fig. stability): flows of one step per block, with and without it."""
 
 import dataclasses
 from functools import partial
 from typing import Any
 
 import numpy as np
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Float
 from matplotlib.figure import Figure
 
 from ddnf import DDNF, geodesic
 from ddnf.viz import plot
-from ddnf_paper.energy import RULES, VIEW, Penalty, Training, arrow_starts, fits, measure, median, sketch
-from ddnf_paper.experiment import Claim, Experiment, Picture, Profile, Record, Table
+from ddnf_paper.energy import RULES, VIEW, FlowConfig, Penalty, Training, arrow_starts, fits, measure, median, sketch
+from ddnf_paper.experiment import Claim, Experiment, Picture, Profile, Record, ReportTable
 
 ABOUT = """K blocks of a single Euler step (T = 1) are fitted to the first toy energy, each with one rule for the
 log-determinant, without regularizer (gamma = 0), with the paper's gamma = 0.1 and with a strong one. The paper looks at
-the deviation of the ELBO in training, by the very rule that is trained. Beside it stand the exact ELBO, the KL of the
-density that the map really makes (by counting its draws), and the share of cells that fold. The energy is normalized:
-no true ELBO is above 0. The paper gives no settings of the optimizer: the learning rate of 0.01 and the tempering of
-the energy in the first half of the steps were chosen after seeing that a lower rate and less tempering lose a mode."""
+the deviation of the ELBO during training, as computed by the rule that is trained. We add the exact ELBO, the KL of the
+density that the map makes (by counting its draws), and the share of cells that fold. The energy is normalized: no true
+ELBO is above 0. The paper gives no settings of the optimizer: the learning rate of 0.01 and the tempering of the energy
+in the first half of the steps were chosen after seeing that a lower rate and less tempering lose a mode."""
 
 FIRST, PRINTED, RIGHT = "first order", "second order as printed", "second order"
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
-    """The flow, the regularizer's weights, and how often each fit is run."""
+class Config(FlowConfig):
+    """The flow, how often each fit is run, and the regularizer's weights."""
 
-    training: Training
-    runs: int
-    blocks: int = 8
-    steps: int = 1
-    hidden: tuple[int, ...] = (2, 2)
     gammas: tuple[float, ...] = (0.0, 0.1, 2.0)
 
 
@@ -43,7 +38,7 @@ PROFILES: dict[Profile, Config] = {
 
 
 def parts(config: Config, seed: int):
-    """One part for each rule and gamma: all runs of it."""
+    """One part per rule and gamma, with all its runs."""
     return {_name(rule, gamma): partial(_part, config, seed, rule, gamma) for rule in RULES for gamma in config.gammas}
 
 
@@ -53,7 +48,7 @@ def _name(rule: str, gamma: float) -> str:
 
 def _part(config: Config, seed: int, rule: str, gamma: float) -> dict[str, Any]:
     runs, curves, first = [], [], None
-    make = partial(_flow, config, rule)
+    make = partial(config.make, rule)
     for key, result in fits(seed, make, config.training, runs=config.runs, penalty=Penalty(gamma, path_energy)):
         elbo = -result.losses
         runs.append(measure(key, result.parameters, config.training) | stability(elbo) | dict(skipped=result.skipped))
@@ -62,20 +57,16 @@ def _part(config: Config, seed: int, rule: str, gamma: float) -> dict[str, Any]:
     return dict(rule=rule, gamma=gamma, runs=runs, curves=np.array(curves), sketch=first)
 
 
-def _flow(config: Config, rule: str, key: PRNGKeyArray) -> DDNF:
-    return DDNF(key, 2, blocks=config.blocks, steps=config.steps, hidden=config.hidden, log_det=RULES[rule])
-
-
 def path_energy(flow: DDNF, x: Float[Array, " 2"]) -> Float[Array, ""]:
-    """The geodesic regularizer of the way of one point."""
+    """The geodesic regularizer of the path of one point."""
     return geodesic(flow.path(x)[1])
 
 
 def stability(elbo: np.ndarray) -> dict[str, float]:
-    """How much the ELBO moves in the second half of training: its deviation, and that within windows of ten values.
+    """How much the ELBO varies in the second half of training: its deviation, and that within windows of ten values.
 
     Example:
-        >>> steady = stability(np.linspace(0.0, 1.0, 200))  # a trend, and no noise
+        >>> steady = stability(np.linspace(0.0, 1.0, 200))  # a trend without noise
         >>> steady["jitter"] < 0.2 * steady["deviation"]
         True
     """
@@ -84,8 +75,8 @@ def stability(elbo: np.ndarray) -> dict[str, float]:
     return dict(deviation=float(np.std(late)), jitter=float(np.mean(np.std(windows, axis=1))))
 
 
-def tables(record: Record) -> list[Table]:
-    """What each rule and gamma came to, in the median of the runs."""
+def tables(record: Record) -> list[ReportTable]:
+    """The results of each rule and gamma, as medians over the runs."""
     header = ("log-det", "gamma", "deviation", "jitter", "ELBO by the rule", "exact ELBO", "KL of the draws")
     columns = ("deviation", "jitter", "estimate", "exact", "kl")
     rows = []
@@ -94,13 +85,13 @@ def tables(record: Record) -> list[Table]:
         rows.append((part["rule"], f"{part['gamma']:g}", *(f"{median(part, name):.3g}" for name in columns), *folds))
     caption = (
         f"Medians of {record['config']['runs']} runs. Deviation: of the ELBO in the second half of training; jitter: "
-        "the same within windows of ten stretches. The energy is normalized: the ELBO is at most 0, and is -KL."
+        "the same within windows of ten chunks. The energy is normalized: the ELBO is at most 0, and is -KL."
     )
-    return [Table(caption, (*header, "folded cells", "smallest determinant"), rows)]
+    return [ReportTable(caption, (*header, "folded cells", "smallest determinant"), rows)]
 
 
 def pictures(record: Record) -> list[Picture]:
-    """The paper's figure, and the course of training."""
+    """The paper's figure, and the training curves."""
     return [_maps(record), _training(record)]
 
 
@@ -132,11 +123,11 @@ def _maps(record: Record) -> Picture:
 def _training(record: Record) -> Picture:
     rules = list(dict.fromkeys(part["rule"] for part in record["parts"].values()))
     figure = Figure(figsize=(2.9 * len(rules), 3.0), layout="constrained")
-    stretch = record["config"]["training"]["stretch"]
+    chunk = record["config"]["training"]["chunk"]
     for axes, rule in zip(np.ravel(figure.subplots(1, len(rules))), rules, strict=True):
         for number, part in enumerate(part for part in record["parts"].values() if part["rule"] == rule):
             elbos = np.array(part["curves"], float)
-            steps = stretch * np.arange(1, elbos.shape[1] + 1)
+            steps = chunk * np.arange(1, elbos.shape[1] + 1)
             for run, elbo in enumerate(elbos):
                 label = None if run else f"$\\gamma$ = {part['gamma']:g}"
                 axes.plot(steps, elbo, color=f"C{number}", linewidth=0.8, alpha=0.8, label=label)
@@ -150,7 +141,7 @@ def _training(record: Record) -> Picture:
     return Picture(
         "training",
         figure,
-        "The ELBO in training, by the rule that is trained. No true ELBO is above the dotted line.",
+        "The ELBO during training, by the rule that is trained. No true ELBO is above the dotted line.",
         "For each log-det rule, curves of the ELBO over the iterations, one for each gamma and run.",
     )
 
@@ -173,8 +164,8 @@ def _order_claims(found: dict) -> list[Claim]:
             "larger deviation of the ELBO",
             f"deviation {deviations[0]:.3g} with the first order, {deviations[1]:.3g} with the second as printed",
             "reproduced" if calmer else "not reproduced",
-            f"The first order pays for cells that fold: it says ELBO {median(first, 'estimate'):.3g} where "
-            f"{median(first, 'exact'):.3g} is exact and 0 the largest possible.",
+            f"The first order rewards cells that fold: its ELBO is {median(first, 'estimate'):.3g}, the exact one "
+            f"{median(first, 'exact'):.3g}, and 0 the largest possible.",
         ),
         Claim(
             "With the first order and T = 1 the flow is not invertible",
@@ -189,7 +180,7 @@ def _order_claims(found: dict) -> list[Claim]:
             f"deviation {deviations[1]:.3g} as printed, {deviations[2]:.3g} with the right second order; "
             f"{folds[1]:.1%} and {folds[2]:.1%} of the cells fold",
             ("reproduced" if right_calmer else "partly") if calmer else "not reproduced",
-            "Partly: only as printed. That term, -|J|^2/2, is no second order, but it is never positive, and so a "
+            "Partly: only as printed. That term, -|J|^2/2, is not the second order, but it is never positive: a "
             "penalty on large Jacobians. The right one, -tr(J J)/2, is positive where the field turns.",
         ),
     ]

@@ -1,4 +1,4 @@
-"""The report: one page, all in itself, with every claim, figure and table of the experiments that were run."""
+"""The report: one self-contained page with every claim, figure and table of the experiments that were run."""
 
 import base64
 import io
@@ -8,9 +8,9 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ddnf.system.optional import require
+from ddnf.system import require
 from ddnf.viz import view
-from ddnf_paper.experiment import Claim, Experiment, Picture, Record, Table, resolution
+from ddnf_paper.experiment import Claim, Experiment, Picture, Record, ReportTable, resolution
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -19,7 +19,7 @@ _LARGEST_SVG = 150_000  # bytes; beyond, a figure is smaller as a PNG
 
 
 class Shown(NamedTuple):
-    """A figure as the page has it; a wide one is scrolled on a phone rather than shrunk beyond reading."""
+    """A figure as the page embeds it; a wide one scrolls on a phone, so that it stays readable."""
 
     source: str
     caption: str
@@ -28,18 +28,18 @@ class Shown(NamedTuple):
 
 
 class Section(NamedTuple):
-    """An experiment with all that the page shows of it; without a record, `missing` says why there is nothing."""
+    """An experiment with all that the page shows of it; without a record, `missing` says why."""
 
     experiment: Experiment
     record: Record | None = None
     missing: str = ""
     claims: Sequence[Claim] = ()
-    tables: Sequence[Table] = ()
+    tables: Sequence[ReportTable] = ()
     pictures: Sequence[Shown] = ()
 
     @property
     def seconds(self) -> str:
-        """The time that the run has taken."""
+        """Duration of the run."""
         return _time(sum(self.record["seconds"].values())) if self.record else ""
 
 
@@ -48,7 +48,7 @@ def write(out: Path, *, experiments: Mapping[str, Experiment] | None = None) -> 
 
     Args:
         out: the folder that `ddnf reproduce` has written to.
-        experiments: what to report on, in order; None for all of the paper's.
+        experiments: experiments to report on, in order; None for all.
 
     Example:
         >>> import tempfile
@@ -93,7 +93,7 @@ def _section(experiment: Experiment, out: Path) -> Section:
 
 
 def _record(path: Path) -> Record | None:
-    """The record of a run; None where there is none, or a file of another kind."""
+    """The record of a run; None if there is none, or a file of another kind."""
     if not path.exists():
         return None
     try:
@@ -137,10 +137,10 @@ def _text(setting: Any) -> str:
 
 
 def _time(seconds: float) -> str:
-    """Seconds for people.
+    """Formats a duration.
 
     Example:
-        >>> _time(3.21), _time(200)
+        >>> _time(3.21), _time(200.0)
         ('3.2 s', '3 min 20 s')
     """
     if round(seconds, 1) < 60:

@@ -1,4 +1,4 @@
-"""Runs experiments of the paper, one after another, and draws their figures from what was written."""
+"""Runs experiments of the paper and draws their figures from the result files."""
 
 import io
 import json
@@ -25,17 +25,17 @@ def reproduce(
     wanted: Mapping[str, Callable[[str], bool]] | None = None,
     changes: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> dict[str, list[Path]]:
-    """Runs the named experiments (or "all"), and draws their figures from the JSON alone.
+    """Runs the named experiments (or "all") and draws their figures from the JSON alone.
 
     Args:
         names: of the experiments.
         out: folder for NAME.json, for figures/NAME-FIGURE.png, and for the report.
         profile: "smoke", "quick" or "full".
-        seed: of the random numbers.
-        resume: whether to take over the parts that are in the folder, made with the same settings and seed.
-        again: whether to run the wanted parts anew, and keep the others.
-        wanted: for an experiment, which of its parts to run, by their names; all of them by default.
-        changes: for an experiment, settings other than those of the profile.
+        seed: random seed.
+        resume: whether to keep the parts in the folder that were made with the same settings and seed.
+        again: whether to run the wanted parts again, and keep the others.
+        wanted: for an experiment, which of its parts to run, by name; all by default.
+        changes: for an experiment, settings that differ from the profile's.
 
     Returns:
         For each experiment, the figures drawn.
@@ -75,7 +75,7 @@ def draw(experiment: Experiment, out: Path) -> list[Path]:
         paths.append(folder / f"{experiment.name}-{picture.name}.png")
         with io.BytesIO() as drawn:
             picture.figure.savefig(drawn, dpi=resolution(picture.figure))
-            # 256 colours are enough for a figure, and take half of the room.
+            # 256 colours are enough for a figure and halve the file.
             Image.open(drawn).convert("RGB").quantize(256, dither=Image.Dither.NONE).save(paths[-1], optimize=True)
     return paths
 
@@ -88,7 +88,7 @@ def report(out: Path) -> Path | None:
 
 
 def _check(out: Path) -> None:
-    """Before any work is done: whether its results can be written."""
+    """Checks before any work is done that its results can be written."""
     try:
         (out / "figures").mkdir(parents=True, exist_ok=True)
         trial = out / "figures" / ".trial"

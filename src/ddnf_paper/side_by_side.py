@@ -1,4 +1,4 @@
-"""The `ddnf compare` command: models side by side on a target, or on a table; a table of numbers, and a picture."""
+"""The `ddnf compare` command: models side by side on a target or on data; numbers as text, and a picture."""
 
 import dataclasses
 import runpy
@@ -11,15 +11,16 @@ import jax.random as jr
 import numpy as np
 from tqdm.auto import tqdm
 
-from ddnf import flows
-from ddnf.density.tables import READERS, open_table
-from ddnf.posterior.target import Target
-from ddnf.system.optional import require
-from ddnf_paper.compare import FLOWS, MODELS, Settings, on_table, on_target, table, with_layers
+from ddnf import Target
+from ddnf.density import READERS, open_table
+from ddnf.system import require
+from ddnf_paper.compare import run_on_data, run_on_target
+from ddnf_paper.models import FLOWS, MODELS, Settings, min_dim, split_by_layers
 from ddnf_paper.plane import Plane, of_cancer, of_energy
-from ddnf_paper.record import circumstances, plain, read, write
+from ddnf_paper.record import environment, plain, read, write
 from ddnf_paper.targets import cancer
 from ddnf_paper.targets.toy import ENERGIES
+from ddnf_paper.text import format_rows
 
 COLUMNS = dict(
     title=("model", ""),
@@ -40,15 +41,15 @@ COLUMNS = dict(
 
 @dataclasses.dataclass(frozen=True)
 class Subject:
-    """What models are compared on.
+    """A target or data that models are compared on.
 
     Attributes:
-        name: for the names of files.
-        models: the names of all models that can be fitted to it.
-        run: fits one, by key, name, layers and settings; gives a row of JSON values.
-        settings: the defaults for it.
-        image: for a target in the plane, its density on a grid.
-        points: of a table, some of its rows.
+        name: used in file names.
+        models: names of the models that can be fitted to it.
+        run: fits one, from key, name, layers and settings, and returns a dict of JSON values.
+        settings: default settings.
+        image: density of a target in the plane on a grid.
+        points: some rows of the data.
         extent: left, right, bottom and top of the images.
     """
 
@@ -72,14 +73,14 @@ def compare(
     resume: bool = True,
     progress: bool = True,
 ) -> list[dict[str, Any]]:
-    """Fits models with each number of layers, saves each row when it is done, and draws the densities side by side."""
+    """Fits models with each number of layers, saves each result when it is done, and draws the densities."""
     wanted = _wanted(subject, models, layers)
     out.mkdir(parents=True, exist_ok=True)
     path = out / f"compare-{subject.name}.json"
     record = _record(subject, settings, seed, path if resume else None)
     rows: dict[tuple[str, int | None], dict[str, Any]] = {(row["model"], row["layers"]): row for row in record["rows"]}
-    left = [pair for pair in wanted if pair not in rows]
-    for name, count in (bar := tqdm(left, desc="compare", disable=not progress)):
+    remaining = [pair for pair in wanted if pair not in rows]
+    for name, count in (bar := tqdm(remaining, desc="compare", disable=not progress)):
         bar.set_postfix_str(f"{MODELS[name]}, K={count}" if count else MODELS[name])
         found = subject.run(jr.key(seed), name=name, layers=count or 1, settings=settings)
         rows[name, count] = plain(dict(model=name, title=MODELS[name], layers=count, **found))
@@ -92,46 +93,47 @@ def compare(
 
 
 def subject_of(text: str, *, dim: int | None = None, seed: int = 0) -> Subject:
-    """What ``--target`` names: a toy energy, a cancer posterior, a table in a file, or a density in a Python file."""
+    """The subject that ``--target`` names: a toy energy, a cancer posterior, a data file, or a density in a file."""
     if text in ENERGIES:
         energy = ENERGIES[text]
-        return _target(text, Target(energy.log_density, 2), Settings(), of_energy(energy))
+        return _target_subject(text, Target(energy.log_density, 2), Settings(), of_energy(energy))
+    whitened = Settings(end="full", temper=0.0)
     if text in cancer.REFERENCE:
-        return _target(text, Target(getattr(cancer, text), 2), Settings(end="full", temper=0.0), of_cancer(text))
+        return _target_subject(text, Target(getattr(cancer, text), 2), whitened, of_cancer(text))
     if Path(text).suffix in READERS:
-        return _table(Path(text), seed)
+        return _data_subject(Path(text), seed)
     if ".py:" in text:
         path, _, name = text.rpartition(":")
-        return _target(Path(path).stem + "-" + name, _own(Path(path), name, dim), Settings(end="full", temper=0.0))
+        return _target_subject(Path(path).stem + "-" + name, _user_target(Path(path), name, dim), whitened)
     known = ", ".join([*ENERGIES, *cancer.REFERENCE])
-    raise ValueError(f"Expected a target ({known}), a table ({', '.join(READERS)}) or file.py:name; got {text!r}.")
+    raise ValueError(f"Expected a target ({known}), a data file ({', '.join(READERS)}) or file.py:name; got {text!r}.")
 
 
-def _target(name: str, target: Target, settings: Settings, plane: Plane | None = None) -> Subject:
+def _target_subject(name: str, target: Target, settings: Settings, plane: Plane | None = None) -> Subject:
     def run(key, **options):
-        return on_target(key, target, plane=plane, progress=False, **options)
+        return run_on_target(key, target, plane=plane, progress=False, **options)
 
-    models = [name for name in MODELS if _min_dim(name) <= target.dim]
+    models = [name for name in MODELS if min_dim(name) <= target.dim]
     if plane is None:
         return Subject(name, models, run, settings)
     return Subject(name, models, run, settings, plane.image(plane.log_density), extent=plane.shown)
 
 
-def _table(path: Path, seed: int) -> Subject:
-    """A fifth of the rows is held out to compare on."""
+def _data_subject(path: Path, seed: int) -> Subject:
+    """A fifth of the rows is held out for the comparison."""
     file = open_table(path)
     rows = file.read(list(range(file.width)))
     rows = rows[np.random.default_rng(seed).permutation(len(rows))]
     held = -(-len(rows) // 5)
 
     def run(key, **options):
-        return on_table(key, rows[held:], rows[:held], progress=False, **options)
+        return run_on_data(key, rows[held:], rows[:held], progress=False, **options)
 
-    models = [name for name in FLOWS if _min_dim(name) <= rows.shape[1]]
+    models = [name for name in FLOWS if min_dim(name) <= rows.shape[1]]
     return Subject(path.stem, models, run, Settings(), points=rows[held:][:1000])
 
 
-def _own(path: Path, name: str, dim: int | None) -> Target:
+def _user_target(path: Path, name: str, dim: int | None) -> Target:
     if not path.is_file():
         raise ValueError(f"Expected a Python file; got {str(path)!r}.")
     found = runpy.run_path(str(path)).get(name)
@@ -145,10 +147,6 @@ def _own(path: Path, name: str, dim: int | None) -> Target:
     return Target(found, dim)
 
 
-def _min_dim(name: str) -> int:
-    return flows.BASELINES[name].min_dim if name in flows.BASELINES else 1
-
-
 def _wanted(subject: Subject, models: Sequence[str], layers: Sequence[int]) -> list[tuple[str, int | None]]:
     names = [*subject.models] if "all" in models else [*dict.fromkeys(models)]
     for name in names:
@@ -156,17 +154,17 @@ def _wanted(subject: Subject, models: Sequence[str], layers: Sequence[int]) -> l
             raise ValueError(f"Expected models among all, {', '.join(subject.models)}; got {name!r}.")
     if not layers or min(layers) < 1:
         raise ValueError(f"Expected layers of at least 1; got {' '.join(map(str, layers))}.")
-    layered, single = with_layers(names)
+    layered, single = split_by_layers(names)
     wanted: list[tuple[str, int | None]] = [(name, count) for count in layers for name in layered]
     return wanted + [(name, None) for name in single]
 
 
 def _record(subject: Subject, settings: Settings, seed: int, path: Path | None) -> dict[str, Any]:
-    """What a comparison writes down, with the rows that were made before with the same settings."""
+    """The record of a comparison, with the rows of earlier runs with the same settings."""
     record: dict[str, Any] = dict(
         settings=dataclasses.asdict(settings),
         seed=seed,
-        **circumstances(),
+        **environment(),
         rows=[],
     )
     if path is not None and path.exists():
@@ -177,7 +175,7 @@ def _record(subject: Subject, settings: Settings, seed: int, path: Path | None) 
 
 
 def _command(subject: Subject, rows: dict[tuple[str, int | None], dict], settings: Settings, seed: int) -> str:
-    """What makes these rows."""
+    """The command that makes these rows."""
     models = " ".join(dict.fromkeys(name for name, _ in rows))
     layers = " ".join(str(count) for count in dict.fromkeys(count for _, count in rows) if count)
     given = {
@@ -193,15 +191,15 @@ def _command(subject: Subject, rows: dict[tuple[str, int | None], dict], setting
 
 def _show(rows: list[dict[str, Any]]) -> None:
     known = {key: column for key, column in COLUMNS.items() if any(row.get(key) is not None for row in rows)}
-    print(table(rows, known))
+    print(format_rows(rows, known))
     for row in rows:
-        for complaint in row.get("complaints", ()):
+        for issue in row.get("issues", ()):
             layers = f", K={row['layers']}" if row["layers"] else ""
-            print(f"{row['title']}{layers}: {complaint}")
+            print(f"{row['title']}{layers}: {issue}")
 
 
 def _draw(subject: Subject, rows: list[dict[str, Any]], layers: Sequence[int], out: Path) -> list[Path]:
-    """A picture for each number of layers: the target, and then each model, by its density or its draws."""
+    """A picture for each number of layers: the target, then the density or the draws of each model."""
     plot = require("ddnf.viz.plot", "paper")
     paths = []
     for count in layers:

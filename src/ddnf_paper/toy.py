@@ -1,4 +1,4 @@
-"""Toy energies (the paper's Fig. toyDensity): ours and the baselines, KL(q|p) by quadrature."""
+"""Toy energies (the paper's Fig. toyDensity): DDNF and the baselines, KL(q|p) by quadrature."""
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
@@ -8,29 +8,31 @@ from typing import Any
 import jax.random as jr
 import numpy as np
 
-from ddnf import flows
-from ddnf.flows.autoregressive import masked
-from ddnf.flows.sigmoidal import DeepSigmoidal
-from ddnf.posterior.target import Target
+from ddnf import Target
+from ddnf.flows import DeepSigmoidal, masked
+from ddnf.flows import make as make_baseline
 from ddnf.viz import plot
-from ddnf_paper.compare import FLOWS, MODELS, Build, Settings, on_target, with_layers
-from ddnf_paper.experiment import Claim, Experiment, Picture, Profile, Record, Table
+from ddnf_paper.compare import run_on_target
+from ddnf_paper.experiment import Claim, Experiment, Picture, Profile, Record, ReportTable
+from ddnf_paper.models import FLOWS, MODELS, Build, Settings, split_by_layers
 from ddnf_paper.plane import of_energy
 from ddnf_paper.targets.toy import ENERGIES
+from ddnf_paper.text import formatted
 
 ABOUT = """Flows of K = 2, 8 and 10 blocks or layers are fitted to densities in the plane: the two of the paper's
-Appendix A, and the four of Rezende and Mohamed, whose endless waves fade here beyond |z_1| = 4. Ours has T = 8 steps
-in each block and the paper's (2, 2) units, or (16, 16). All go through the same fit from a standard normal: Adam with
-a rate that falls to nothing by a cosine, the energy tempered in the first fifth of the steps. Of several starts the
-one with the best ELBO counts; MAF and continuous flows, slow to draw from, get one start, and the latter fewer
-steps. Rezende and Mohamed's four get one start and half of the steps, and NAF only K = 2. The
-learning rate of each flow was picked among two to four on the first two energies. KL(q|p) is by quadrature in double
-precision, with exact log-determinants, on maps checked for folds; ESS is the effective share of importance-weighted
-draws, which does not see a mode that q misses; beneath each picture stands the smallest determinant on 20,000 draws,
-of a cell for ours, of the whole map for others. Times in
-the full run were taken while other work was running, more of it for some rows than for others."""
+Appendix A, and the four of Rezende and Mohamed, whose periodic waves are truncated here beyond |z_1| = 4. DDNF has
+T = 8 steps per block and the paper's (2, 2) units, or (16, 16). All models are fitted in the same way, starting from a
+standard normal: Adam with a cosine schedule that decays to zero, and the energy tempered in the first fifth of the
+steps. Of several starts the one with the best ELBO counts; MAF and continuous flows, which are slow to sample from, get
+one start, and the latter half of the steps. Rezende and Mohamed's four get one start and half of the steps, and NAF
+only K = 2. The learning rate of each flow was selected among two to four on the first two energies. KL(q|p) is by
+quadrature in double precision, with exact log-determinants, on maps checked for folds. ESS is the effective sample size
+of importance-weighted draws as a fraction; it does not notice a mode that q misses. Each picture gives the smallest
+determinant on 20,000 draws: of a cell for DDNF, of the whole map for the others. The times of the full run were taken
+while other work was running, more of it for some rows than for others."""
 
-# As many parameters as DDNF with (2, 2) units and so many blocks: layers of planar; layers, sigmoids and width of NAF.
+# By number of blocks, flows with as many parameters as DDNF with (2, 2) units: layers of planar; layers, sigmoids and
+# width of NAF.
 _EQUAL = {2: (7, (1, 2, 2)), 8: (29, (3, 2, 2)), 10: (36, (2, 2, 4))}
 _FEWER = Settings(steps=2000, starts=1)
 _QUICK = ("ddnf", "ddnf-wide", "planar", "naf")
@@ -60,13 +62,13 @@ PROFILES: dict[Profile, Config] = {
         equal=(),
     ),
     "quick": Config(_FEWER, (*_QUICK, "affine"), (2,), others=(), equal=(2,)),
-    # Of the two spline flows only the one that is quick to draw from.
+    # Of the two spline flows only the one that is fast to sample from.
     "full": Config(Settings(), tuple(name for name in MODELS if name != "spline-maf"), (2, 8, 10)),
 }
 
 
 def parts(config: Config, seed: int):
-    """One part for each energy, model and K."""
+    """One part per energy, model and K."""
     return {
         f"{energy}, {title}": partial(_part, config, seed, energy, name, title, layers, build)
         for energies, models in ((config.energies, config.models), (config.others, config.models_of_others))
@@ -76,7 +78,7 @@ def parts(config: Config, seed: int):
 
 
 def choose(models: Sequence[str]) -> Callable[[str], bool]:
-    """Which parts to run, by name: those of these models; nothing given is no limit.
+    """Selects parts by name: those of these models; an empty sequence selects all.
 
     Example:
         >>> wanted = choose(["planar"])
@@ -98,31 +100,31 @@ def choose(models: Sequence[str]) -> Callable[[str], bool]:
 def _candidates(
     config: Config, models: Sequence[str], *, is_main: bool
 ) -> Iterator[tuple[str, str, int | None, Build | None]]:
-    layered, single = with_layers(models)
+    layered, single = split_by_layers(models)
     for layers in config.layers:
-        # NAF is good with two layers, and slow with more.
+        # NAF is good with two layers and slow with more.
         names = layered if is_main or layers == 2 else [name for name in layered if name != "naf"]
         yield from ((name, f"{MODELS[name]}, K={layers}", layers, None) for name in names)
     yield from ((name, MODELS[name], None, None) for name in single)
     for layers in config.equal if is_main else ():
         planar, (count, sigmoids, width) = _EQUAL[layers]
         small = partial(masked, dim=2, transformer=DeepSigmoidal(sigmoids), layers=count, size=width)
-        yield "planar", f"planar, {planar} layers", None, partial(flows.make, "planar", dim=2, layers=planar)
+        yield "planar", f"planar, {planar} layers", None, partial(make_baseline, "planar", dim=2, layers=planar)
         yield "naf", f"NAF, {count} x {sigmoids} sigmoids, {width} units", None, small
 
 
 def _part(
     config: Config, seed: int, energy: str, name: str, title: str, layers: int | None, build: Build | None
 ) -> dict[str, Any]:
-    known = ENERGIES[energy]
+    target = ENERGIES[energy]
     is_main = energy in config.energies
-    row = on_target(
+    row = run_on_target(
         jr.key(seed),
-        Target(known.log_density, 2),
+        Target(target.log_density, 2),
         name,
         layers=layers or 1,
         settings=config.settings if is_main else config.settings_of_others,
-        plane=of_energy(known),
+        plane=of_energy(target),
         build=build,
         progress=False,
     )
@@ -131,36 +133,32 @@ def _part(
     )
 
 
-def tables(record: Record) -> list[Table]:
-    """A table for each energy."""
+def tables(record: Record) -> list[ReportTable]:
+    """One table per energy."""
     return [_table(record, energy) for energy in _energies(record)]
 
 
 _COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
     "model": lambda row: row["title"],
-    "parameters": lambda row: _shown(row, "parameters", ",d"),
-    "KL(q|p)": lambda row: _shown(row, "kl", ".4f"),
-    "mass of q": lambda row: _shown(row, "mass", ".4f"),
-    "ESS": lambda row: _shown(row, "ess", ".3f"),
-    "smallest determinant": lambda row: _shown(row, "determinant", ".2g"),
-    "of a cell": lambda row: _shown(row, "cell_determinant", ".2g"),
+    "parameters": lambda row: formatted(row, "parameters", ",d"),
+    "KL(q|p)": lambda row: formatted(row, "kl", ".4f"),
+    "mass of q": lambda row: formatted(row, "mass", ".4f"),
+    "ESS": lambda row: formatted(row, "ess", ".3f"),
+    "smallest determinant": lambda row: formatted(row, "determinant", ".2g"),
+    "of a cell": lambda row: formatted(row, "cell_determinant", ".2g"),
     "steps x starts": lambda row: f"{row['steps']:,} x {len(row['elbos'])}" if "elbos" in row else "",
-    "one fit, s": lambda row: _shown(row, "fit_seconds", ".1f"),
-    "one step, ms": lambda row: _shown(row, "step_ms", ".2f"),
+    "one fit, s": lambda row: formatted(row, "fit_seconds", ".1f"),
+    "one step, ms": lambda row: formatted(row, "step_ms", ".2f"),
 }
 
 
-def _shown(row: dict[str, Any], key: str, form: str) -> str:
-    return "" if row.get(key) is None else format(row[key], form)
-
-
-def _table(record: Record, energy: str) -> Table:
+def _table(record: Record, energy: str) -> ReportTable:
     rows = [tuple(column(row) for column in _COLUMNS.values()) for row in _rows(record, energy)]
     caption = (
-        f"{energy}: KL(q|p) by quadrature, and what it cost. Smallest determinants on 20,000 draws, of the map and of "
-        "a cell. NUTS has no density, so no KL; where q has left the plane, KL is from its draws."
+        f"{energy}: KL(q|p) by quadrature, and cost. Smallest determinants on 20,000 draws, of the map and of a cell. "
+        "NUTS has no density, so no KL; where q has left the grid, KL is estimated from its draws."
     )
-    return Table(caption, tuple(_COLUMNS), rows)
+    return ReportTable(caption, tuple(_COLUMNS), rows)
 
 
 def _energies(record: Record) -> list[str]:
@@ -172,12 +170,12 @@ def _rows(record: Record, energy: str) -> list[dict[str, Any]]:
 
 
 def _drawn(record: Record, energy: str) -> list[dict[str, Any]]:
-    """Those with a picture: all but models whose every start was lost."""
+    """The rows that have a picture: all but models whose every start was lost."""
     return [row for row in _rows(record, energy) if "image" in row or "draws" in row]
 
 
 def pictures(record: Record) -> list[Picture]:
-    """The paper's figure, and one with all models for each energy and K."""
+    """The paper's figure, and one with all models per energy."""
     return [_figure(record), *(_gallery(record, energy) for energy in _energies(record))]
 
 
@@ -188,7 +186,7 @@ def _figure(record: Record) -> Picture:
         panels = {"target": _target(energy)}
         for row in _drawn(record, energy):
             if row["model"] in _QUICK and row["layers"]:
-                panels[f"{row['title']}\n{_beneath(row)}"] = _panel(row)
+                panels[f"{row['title']}\n{_subtitle(row)}"] = _panel(row)
         rows[energy] = panels
     return Picture(
         "densities",
@@ -201,7 +199,7 @@ def _figure(record: Record) -> Picture:
 def _gallery(record: Record, energy: str) -> Picture:
     panels = {"target": _target(energy)}
     for row in _drawn(record, energy):
-        panels[f"{row['title']}\n{_beneath(row)}"] = _panel(row)
+        panels[f"{row['title']}\n{_subtitle(row)}"] = _panel(row)
     return Picture(
         energy, plot.gallery(panels), f"All models on {energy}.", f"The densities of all models fitted to {energy}."
     )
@@ -219,7 +217,7 @@ def _panel(row: dict[str, Any]):
     return partial(plot.scatter, points=np.array(row["draws"]), extent=extent)
 
 
-def _beneath(row: dict[str, Any]) -> str:
+def _subtitle(row: dict[str, Any]) -> str:
     if "kl" not in row:
         return f"R-hat {row['r_hat']:.3f}"
     determinant = row.get("cell_determinant", row.get("determinant"))
@@ -238,7 +236,7 @@ def claims(record: Record) -> list[Claim]:
 
 
 def _kls(record: Record, model: str, layers: int | None) -> list[float]:
-    """Of a model with K layers on the Appendix's energies."""
+    """KL of a model with K layers on the Appendix's energies."""
     found = {(part["energy"], part["model"], part["layers"]): part for part in record["parts"].values()}
     return [found[energy, model, layers].get("kl", np.inf) for energy in record["config"]["energies"]]
 
@@ -292,16 +290,16 @@ def _mean_field(record: Record) -> Claim:
 
 def _small_naf(record: Record) -> Claim:
     layers = min(record["config"]["layers"])
-    whole = max(_kls(record, "naf", layers))
+    full = max(_kls(record, "naf", layers))
     small = [part for part in record["parts"].values() if part["model"] == "naf" and part["is_equal"]]
     values = "; ".join(f"{part['parameters']} parameters on {part['energy']} {part['kl']:.3g}" for part in small)
     best = min(part["kl"] for part in small)
     return Claim(
-        "The number of parameters of NAF can't be reduced without compromising its performance",
+        "The number of parameters of NAF cannot be reduced without compromising its performance",
         "no value",
         f"KL of NAF with as many parameters as DDNF with (2, 2) units: {values}",
-        "reproduced" if best > 2 * whole else "not reproduced",
-        f"Reproduced means that each has more than twice the KL of NAF with K = {layers} in full ({whole:.3g}).",
+        "reproduced" if best > 2 * full else "not reproduced",
+        f"Reproduced means that each has more than twice the KL of the full NAF with K = {layers} ({full:.3g}).",
     )
 
 

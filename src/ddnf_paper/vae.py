@@ -1,4 +1,4 @@
-"""Variational auto-encoders on images (the paper's Tables 1 and 3): every posterior around one encoder and decoder."""
+"""Variational auto-encoders on images (the paper's Tables 1 and 3): one encoder and decoder, many posteriors."""
 
 import base64
 import dataclasses
@@ -15,30 +15,32 @@ import jax.random as jr
 import numpy as np
 import optax
 
-from ddnf.vae import VAE, Pixels, fit_vae, judge_vae
+from ddnf import VAE, fit_vae, judge_vae
+from ddnf.vae import Pixels
 from ddnf_paper import vae_shown
-from ddnf_paper.experiment import Experiment, Profile, Record, Table
+from ddnf_paper.experiment import Experiment, Profile, Record, ReportTable
+from ddnf_paper.models import count_parameters
 from ddnf_paper.targets import images
-from ddnf_paper.vae_models import MODELS, make, size
+from ddnf_paper.vae_models import MODELS, make
 
-ABOUT = """The networks of Appendix C (one hidden tanh layer of 128 units each way, batches of 100, Adam with a rate of
-0.001) with a posterior each. Pixels are lit at random with the probability of their grey value, anew for each epoch
-of training; the tables are for one fixed binarisation of the test images, published for MNIST and drawn here for
-the others. A validation split picks the epoch; the paper takes the best epoch on the test set, which stands beside
-it. What is validated and judged is a moving average of the parameters (over some 3,000 steps), which the paper does
-not have: it takes out the noise of the constant rate. Every -ELBO is by the exact log-determinant, and the share of
-cells that fold on the test images stands beside it; the estimate that has trained a model is shown where it is
-another one. "+ context" means one and the same for all models: the encoder has a wide layer more, which moves the base
-Gaussian and gives the flow a signal of 64 numbers; "plain VAE + context" is that encoder without any flow. DDNF is
-ours: 16 blocks of one cell and 8 units, kept from folding by a bound on the fields. -log p(x) is by importance-weighted
-draws: what is left between it and the -ELBO on the same images a better posterior could still gain for that decoder.
-The settings of DDNF (blocks, units, size of the context), the start of the decoder and the average were chosen by test
-values of MNIST with 40 latent dimensions in runs of up to 100 epochs; those of the baselines were not tuned."""
+ABOUT = """The networks of Appendix C (one hidden layer of 128 tanh units in encoder and decoder, batches of 100, Adam
+with a learning rate of 0.001), with different posteriors. For training, pixels are re-binarised every epoch with the
+probability of their grey value; the tables use one fixed binarisation of the test images, published for MNIST and drawn
+here for the others. A validation split selects the epoch; the paper selects it on the test set, and that value is shown
+beside ours. Validation and evaluation use a moving average of the parameters (over some 3,000 steps), which the paper
+does not have: it removes the noise of the constant learning rate. Every -ELBO uses the exact log-determinant, and the
+share of cells that fold on the test images is given; where training used an estimate, the estimate is shown too.
+"+ context" means the same for all models: the encoder has an extra wide layer, which feeds the base Gaussian and gives
+the flow a signal of 64 numbers; "plain VAE + context" is that encoder without a flow. DDNF has 16 blocks of one step
+and 8 units, and a Lipschitz bound that keeps it from folding. -log p(x) is by importance-weighted draws: its distance
+from the -ELBO on the same images is what a better posterior could still gain for that decoder. The settings of DDNF
+(blocks, units, size of the context), the initialisation of the decoder and the moving average were chosen by test
+values on MNIST with 40 latent dimensions in runs of up to 100 epochs; the settings of the baselines were not tuned."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """What is run, and how."""
+    """Which models are run on which images, and how."""
 
     sets: tuple[str, ...] = ("mnist-40", "omniglot-40", "mnist-2")
     models: tuple[str, ...] = tuple(MODELS)
@@ -87,7 +89,7 @@ PROFILES: dict[Profile, Config] = {
 
 
 class Run(NamedTuple):
-    """One run: a model on a set with a latent dimension, from a seed."""
+    """One run: a model on a set of images with a latent dimension, from a seed."""
 
     set: str
     model: str
@@ -108,7 +110,7 @@ class Run(NamedTuple):
 
 
 def runs(config: Config) -> list[Run]:
-    """All runs: every model once, then more seeds of some, and long ones.
+    """All runs: every model once, then long ones, then more seeds of some.
 
     Example:
         >>> [run.name for run in runs(PROFILES["smoke"])]
@@ -121,12 +123,12 @@ def runs(config: Config) -> list[Run]:
 
 
 def parts(config: Config, seed: int) -> dict[str, Callable[[Path], dict[str, Any]]]:
-    """One part for each run; each is given a folder for its checkpoints."""
+    """One part per run; each takes a folder for its checkpoints."""
     return {run.name: partial(_part, config, seed, run) for run in runs(config)}
 
 
-def tables(record: Record) -> list[Table]:
-    """The tables, with how many of the runs are in them."""
+def tables(record: Record) -> list[ReportTable]:
+    """The tables, with the number of runs in them if some are missing."""
     settings: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in record["config"].items()}
     planned, done = len(runs(Config(**settings))), len(record["parts"])
     missing = "" if done == planned else f" So far {done} of {planned} runs of this profile are done."
@@ -134,7 +136,7 @@ def tables(record: Record) -> list[Table]:
 
 
 def choose(models: Sequence[str], seeds: Sequence[int], datasets: Sequence[str]) -> Callable[[str], bool]:
-    """Which runs to do, by name: those of these models, seeds and sets; nothing given is no limit.
+    """Selects runs by name: those of these models, seeds and sets; an empty sequence selects all.
 
     Example:
         >>> wanted = choose(["plain"], [], ["mnist"])
@@ -157,7 +159,7 @@ def choose(models: Sequence[str], seeds: Sequence[int], datasets: Sequence[str])
 
 
 def changes(profile: Profile, *, optimizer: str, pixels: str, datasets: Sequence[str]) -> dict[str, Any]:
-    """Settings that differ from those of the profile; sets that it does not have are run alone.
+    """Settings that differ from the profile's; sets that are not in the profile are run alone.
 
     Example:
         >>> changes("full", optimizer="sgd", pixels="dynamic", datasets=["frey-20"])
@@ -176,13 +178,13 @@ def changes(profile: Profile, *, optimizer: str, pixels: str, datasets: Sequence
 
 
 def _part(config: Config, seed: int, run: Run, checkpoint: Path) -> dict[str, Any]:
-    data = _loaded(run.dataset, config)
+    data = _load(run.dataset, config)
     pixels = config.pixels if data.is_binary else "grey"
     valid, test = (split.lit if pixels == "dynamic" else split.grey / np.float32(255) for split in data[3:5])
-    model_key, fit_key, judge_key, show_key = jr.split(jr.fold_in(jr.key(seed), run.seed), 4)
+    model_key, fit_key, evaluate_key, picture_key = jr.split(jr.fold_in(jr.key(seed), run.seed), 4)
     vae = make(run.model, model_key, latent=run.latent, mean=data.train.mean(axis=0) / 255, is_binary=data.is_binary)
     with warnings.catch_warnings():
-        # What was skipped is in the record.
+        # The number of skipped steps is in the record.
         warnings.simplefilter("ignore", RuntimeWarning)
         trained = fit_vae(
             fit_key,
@@ -198,8 +200,8 @@ def _part(config: Config, seed: int, run: Run, checkpoint: Path) -> dict[str, An
             checkpoint=checkpoint,
             description=run.name,
         )
-    judged = judge_vae(
-        judge_key,
+    evaluated = judge_vae(
+        evaluate_key,
         trained.vae,
         test,
         draws=config.draws,
@@ -214,22 +216,22 @@ def _part(config: Config, seed: int, run: Run, checkpoint: Path) -> dict[str, An
         binarisation=data.binarisation,
         shape=data.shape,
         latent=run.latent,
-        parameters=size(vae),
-        flow_parameters=size(vae.flow),
-        **judged._asdict(),
-        gap=judged.gap,
+        parameters=count_parameters(vae),
+        flow_parameters=count_parameters(vae.flow),
+        **evaluated._asdict(),
+        gap=evaluated.gap,
         epoch=trained.epoch,
         best_test=float(np.nanmin(trained.test)),
         best_test_epoch=int(np.nanargmin(trained.test)) + 1,
         skipped=trained.skipped,
         epoch_seconds=float(np.nanmedian(trained.seconds[1:])) if len(trained.seconds) > 1 else None,
         curves=dict(train=trained.train, valid=trained.valid, test=trained.test),
-        **(_shown(show_key, trained.vae.as_exact(), data, test) if run.seed == 0 else {}),
+        **(_picture_data(picture_key, trained.vae.as_exact(), data, test) if run.seed == 0 else {}),
     )
 
 
-def _loaded(name: str, config: Config) -> images.Images:
-    """The images, or as many of them as are wanted; "small" is whatever needs no download."""
+def _load(name: str, config: Config) -> images.Images:
+    """The images, or a subset of them; "small" is the best set that needs no download."""
     data = images.load(images.best_at_hand() if name == "small" else name)
     some = np.linspace(0, len(data.test.grey) - 1, config.test_images or len(data.test.grey)).astype(int)
     return data._replace(
@@ -245,8 +247,8 @@ def _optimizer(name: str, rate: float) -> optax.GradientTransformation:
     return optax.flatten(optax.adam(rate) if name == "adam" else optax.sgd(rate))
 
 
-def _shown(key, vae: VAE, data: images.Images, test: np.ndarray) -> dict[str, Any]:
-    """What a picture is to show: images as bytes, and points of a latent plane before and after the flow."""
+def _picture_data(key, vae: VAE, data: images.Images, test: np.ndarray) -> dict[str, Any]:
+    """Data for pictures: images as bytes, and points of a latent plane before and after the flow."""
     sample_key, again_key, plane_key = jr.split(key, 3)
     some = np.linspace(0, len(test) - 1, 10).astype(int)
     given = jnp.asarray(test[some], jnp.result_type(float))
@@ -270,7 +272,7 @@ def _plane(vae: VAE, key, x):
 
 
 def _bytes(values) -> str:
-    """Images with values in [0, 1], as text."""
+    """Images with values in [0, 1], as base64 text."""
     return base64.b64encode(np.round(255 * np.asarray(values)).astype(np.uint8).tobytes()).decode()
 
 

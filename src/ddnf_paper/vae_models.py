@@ -1,18 +1,17 @@
-"""The auto-encoders of the tables: one encoder and decoder, and a posterior each."""
+"""The auto-encoders of the paper's tables: one encoder and decoder, with different posteriors."""
 
 import dataclasses
 from collections.abc import Callable
 from functools import partial
 
-import equinox as eqx
-import jax
 import jax.random as jr
 import numpy as np
 from flowjax.bijections import AbstractBijection
 from jaxtyping import Float, PRNGKeyArray
 
-from ddnf import DDNF, Taylor, flows
-from ddnf.vae import VAE, Decoder, Encoder, Gaussian, bernoulli
+from ddnf import DDNF, VAE, Taylor
+from ddnf.flows import make as make_baseline
+from ddnf.vae import Decoder, Encoder, Gaussian, bernoulli
 
 CONTEXT = 64
 Build = Callable[[PRNGKeyArray, int, int | None], AbstractBijection | None]
@@ -23,9 +22,9 @@ class Model:
     """A posterior.
 
     Attributes:
-        title: its name in the tables.
+        title: name in the tables.
         flow: from key, latent dimension and dimension of the context to the flow.
-        has_context: whether a signal of the encoder enters the flow.
+        has_context: whether an output of the encoder enters the flow.
     """
 
     title: str
@@ -38,16 +37,16 @@ def _none(key: PRNGKeyArray, latent: int, context: int | None) -> None:
 
 
 def _baseline(name: str, layers: int, size: int | None, key: PRNGKeyArray, latent: int, context: int | None):
-    return flows.make(name, key, latent, layers=layers, condition_dim=context, size=size)
+    return make_baseline(name, key, latent, layers=layers, condition_dim=context, size=size)
 
 
 def _ddnf(key: PRNGKeyArray, latent: int, context: int | None) -> DDNF:
-    # Blocks of one cell: each has a field of its own, and the bound keeps every one of them from folding.
+    # Blocks of one step, each with its own field; the Lipschitz bound keeps all of them from folding.
     return DDNF(key, latent, blocks=16, steps=1, hidden=(8,), condition_dim=context, output_scale=0.3, lipschitz=0.97)
 
 
 def _as_in_the_paper(key: PRNGKeyArray, latent: int, context: int | None) -> DDNF:
-    # Two hidden layers of two units; the paper does not say K and T. No guarantee, and its way to train: one probe.
+    # Two hidden layers of two units, trained with one probe and without a guarantee; the paper does not give K and T.
     rule = Taylor(2, probes=1)
     return DDNF(key, latent, blocks=8, steps=4, hidden=(2, 2), condition_dim=context, log_det=rule)
 
@@ -76,18 +75,19 @@ def make(
     mean: Float[np.ndarray, " pixels"],
     is_binary: bool = True,
 ) -> VAE:
-    """An auto-encoder of the tables: Appendix C's networks around the posterior of this name.
+    """Builds an auto-encoder of the tables: Appendix C's networks and the posterior of this name.
 
     Args:
-        name: of the model in `MODELS`.
-        key: random key; models of the same key begin with the same encoder and decoder.
+        name: name in `MODELS`.
+        key: random key; models with the same key start with the same encoder and decoder.
         latent: dimension of the latent space.
         mean: the mean image, values in [0, 1].
-        is_binary: whether pixels are lit or not; else real.
+        is_binary: whether pixels are binary; else they are real numbers.
 
     Example:
+        >>> from ddnf_paper.models import count_parameters
         >>> vae = make("planar", jr.key(0), latent=2, mean=np.full(64, 0.5))
-        >>> size(vae.flow)
+        >>> count_parameters(vae.flow)
         40
     """
     if name not in MODELS:
@@ -101,8 +101,3 @@ def make(
         model.flow(flow_key, latent, context),
         bernoulli if is_binary else Gaussian(),
     )
-
-
-def size(tree) -> int:
-    """The number of parameters."""
-    return sum(leaf.size for leaf in jax.tree.leaves(eqx.filter(tree, eqx.is_inexact_array)))

@@ -1,4 +1,4 @@
-"""What is shown of the auto-encoders: tables beside the paper's, pictures, and what became of the claims."""
+"""Tables, pictures and claims of the auto-encoders, beside the paper's values."""
 
 import base64
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from scipy.stats import ttest_ind
 
 from ddnf.viz import plot
-from ddnf_paper.experiment import Claim, Picture, Record, Table
+from ddnf_paper.experiment import Claim, Picture, Record, ReportTable
 from ddnf_paper.vae_models import MODELS
 
 # Tables 1 and 3: -ELBO and its deviation. "planar-NF" and NAF are the paper's own runs of them.
@@ -41,30 +41,30 @@ _DRAWN = ("plain", "planar", "naf+context", "ddnf", _OURS)
 Found = Mapping[str, Sequence[dict]]
 
 
-def tables(record: Record) -> list[Table]:
-    """A table for each set of images and number of epochs."""
+def tables(record: Record) -> list[ReportTable]:
+    """One table per set of images and number of epochs."""
     return [_table(where, epochs, found) for (where, epochs), found in _groups(record).items()]
 
 
 def _groups(record: Record) -> dict[tuple[str, int], dict[str, list[dict]]]:
-    """The runs by set and epochs, and there by model, in the order of the models; seeds together."""
+    """The runs by set and epochs, then by model in the order of the models; seeds together."""
     groups: dict[tuple[str, int], dict[str, list[dict]]] = {}
     for part in sorted(record["parts"].values(), key=lambda part: (list(MODELS).index(part["model"]), part["seed"])):
         groups.setdefault((part["set"], part["epochs"]), {}).setdefault(part["model"], []).append(part)
     return dict(sorted(groups.items(), key=lambda group: (group[0][1], group[0][0] != "mnist-40", group[0][0])))
 
 
-def _table(where: str, epochs: int, found: Found) -> Table:
+def _table(where: str, epochs: int, found: Found) -> ReportTable:
     header = ("model", "paper", "-ELBO, exact", "best test epoch", "training estimate", "-log p(x|z)", "KL")
-    header += ("-log p(x)", "left to gain", "active", "folded", "parameters", "s an epoch")
+    header += ("-log p(x)", "gap", "active", "folded", "parameters", "s an epoch")
     first = next(iter(found.values()))[0]
     caption = (
         f"{where}: {epochs} epochs of {first['train_images']:,} images ({first['images']}), nats on "
-        f"{first['test_images']:,} test images; binarisation: {first['binarisation']}. In the mean of the seeds, with "
-        "their deviation where there are several, else with the standard error over the images. -log p(x) and what is "
-        f"left to gain are for {first['weighted']:,} of the images."
+        f"{first['test_images']:,} test images; binarisation: {first['binarisation']}. Means over seeds, with their "
+        "deviation if there are several, else with the standard error over the images. -log p(x) and the gap between "
+        f"it and the -ELBO are for {first['weighted']:,} of the images."
     )
-    return Table(caption, header, [_row(where, model, parts) for model, parts in found.items()])
+    return ReportTable(caption, header, [_row(where, model, parts) for model, parts in found.items()])
 
 
 def _row(where: str, model: str, parts: Sequence[dict]) -> tuple[str, ...]:
@@ -115,7 +115,7 @@ def pictures(record: Record) -> list[Picture]:
 def _curves(name: str, where: str, found: Found) -> Picture:
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.subplots()
-    # A colour for each of the fifteen models; a pair, with and without context, has two shades of one.
+    # One colour per model; a pair, with and without context, has two shades of one.
     axes.set_prop_cycle(color=colormaps["tab20"](range(20)))
     lines = {}
     for model, parts in found.items():
@@ -147,7 +147,7 @@ def _samples(name: str, where: str, drawn: Mapping[str, dict]) -> Picture:
     return Picture(
         f"images-{name}",
         figure,
-        f"{where}: left, test images above and what comes back of one draw of their posterior below; right, images "
+        f"{where}: left, test images above and their reconstructions from one posterior draw below; right, samples "
         "from the prior.",
         "Rows of small images for each model.",
     )
@@ -173,8 +173,7 @@ def _planes(name: str, where: str, planes: Mapping[str, dict]) -> Picture:
     return Picture(
         f"plane-{name}",
         figure,
-        f"{where}: a draw of the posterior of 1,500 test images, coloured by what they show, before and after the "
-        "flow.",
+        f"{where}: a posterior draw for each of 1,500 test images, coloured by class, before and after the flow.",
         "For each model two clouds of coloured points in the plane.",
     )
 
@@ -206,8 +205,8 @@ def _claims(where: str, epochs: int, found: Found, every: Found) -> list[Claim]:
                 if folded == 0
                 else "not reproduced",
                 "Exact log-determinant, no fold. For its own decoder a perfect posterior would have "
-                f"{_mean(found[_OURS], 'negative_log_prob'):.2f}, so that {_mean(found[_OURS], 'gap'):.2f} nats are "
-                "left to gain; a lower value would need another decoder, or a log-determinant that is not exact.",
+                f"{_mean(found[_OURS], 'negative_log_prob'):.2f}, {_mean(found[_OURS], 'gap'):.2f} nats lower; a lower "
+                "value needs another decoder, or a log-determinant that is not exact.",
             )
         )
     if _OURS in every and len(every) > 2:
@@ -225,7 +224,7 @@ def _claims(where: str, epochs: int, found: Found, every: Found) -> list[Claim]:
                 if best == _OURS
                 else "not reproduced",
                 "All models at the same number of epochs, with the same encoder, decoder and context. Partly means "
-                "lowest, but by no more than chance allows: p above 0.05, or, without seeds, less than half a nat.",
+                "lowest, but not significantly: p above 0.05, or, with one seed, less than half a nat.",
             )
         )
     if "ddnf" in every and "plain" in every:
@@ -247,18 +246,18 @@ def _claims(where: str, epochs: int, found: Found, every: Found) -> list[Claim]:
 
 
 def _significance(ours: Sequence[dict], theirs: Sequence[dict]) -> str:
-    """What seeds say of a difference."""
-    p = _chance(ours, theirs)
+    """The significance of a difference over the seeds."""
+    p = _p_value(ours, theirs)
     return " (one seed)" if p is None else f" (Welch's test over the seeds: p = {p:.2g})"
 
 
 def _is_clear(ours: Sequence[dict], theirs: Sequence[dict]) -> bool:
-    p = _chance(ours, theirs)
+    p = _p_value(ours, theirs)
     return _mean(theirs, "negative_elbo") - _mean(ours, "negative_elbo") >= 0.5 if p is None else p < 0.05
 
 
-def _chance(ours: Sequence[dict], theirs: Sequence[dict]) -> float | None:
-    """The chance of such a difference between equal models; None without seeds enough."""
+def _p_value(ours: Sequence[dict], theirs: Sequence[dict]) -> float | None:
+    """The p-value of a difference by Welch's test; None with fewer than two seeds of either."""
     if min(len(ours), len(theirs)) < 2:
         return None
     test = ttest_ind(_values(ours, "negative_elbo"), _values(theirs, "negative_elbo"), equal_var=False)

@@ -45,7 +45,7 @@ def _shares(image):
 def test_points_are_carried_to_the_end_of_the_flow():
     flow = DDNF(jr.key(0), 2, blocks=2, steps=4, output_scale=0.5)
     x = jr.normal(jr.key(1), (5, 2))
-    start, middle, end = illustration.carried(flow, x, (0, 4, 8))
+    start, middle, end = illustration.positions(flow, x, (0, 4, 8))
     assert_allclose(start, x)
     assert_allclose(end, jax.vmap(flow.transform)(x), rtol=1e-6)
     velocity = jax.tree.map(lambda leaf: leaf[0] if isinstance(leaf, jax.Array) else leaf, flow.fields)
@@ -56,5 +56,5 @@ def test_points_are_carried_to_the_end_of_the_flow():
 
 def test_counted_pixels():
     points = np.array([[-2.99, -2.99], [2.99, -2.99], [2.99, -2.99], [9.0, 0.0]])
-    image = illustration.counted(points, 3.0)
+    image = illustration.histogram(points, 3.0)
     assert (image[0, 0], image[0, -1], image.sum()) == (1, 2, 3)

@@ -15,7 +15,7 @@ from ddnf import DDNF
 from ddnf.cli import commands as cli
 from ddnf.viz.view import frames
 from ddnf_paper import report
-from ddnf_paper.experiment import Claim, Experiment, Picture, Table, run
+from ddnf_paper.experiment import Claim, Experiment, Picture, ReportTable, run
 from tests.cli.test_cli import one_line
 
 
@@ -49,7 +49,7 @@ def experiment(name="fake", **changes):
         about="About <script>alert(1)</script> & more.",
         profiles={"smoke": Config()},
         parts=parts,
-        tables=lambda record: [Table("A <table>", ("a<b", "c"), [("1 < 2", "3 & 4"), ("5", "6")])],
+        tables=lambda record: [ReportTable("A <table>", ("a<b", "c"), [("1 < 2", "3 & 4"), ("5", "6")])],
         pictures=pictures,
         claims=lambda record: [
             Claim("Faster <b>", "1", str(record["parts"]["first"]["value"]), "reproduced", "measured & found"),
@@ -149,7 +149,7 @@ def test_damaged_results(tmp_path, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("seconds", "words"), [(3.21, "3.2 s"), (59.96, "1 min 0 s"), (200, "3 min 20 s"), (7321, "2 h 2 min")]
+    ("seconds", "words"), [(3.21, "3.2 s"), (59.96, "1 min 0 s"), (200.0, "3 min 20 s"), (7321.0, "2 h 2 min")]
 )
 def test_time_for_people(seconds, words):
     assert report._time(seconds) == words

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from ddnf.cli import commands as cli
 from ddnf_paper import registry, reproduce
-from ddnf_paper.experiment import Claim, Experiment, Picture, Table, run
+from ddnf_paper.experiment import Claim, Experiment, Picture, ReportTable, run
 from ddnf_paper.record import plain
 
 
@@ -35,7 +35,7 @@ def make(parts, name="tiny", size=3):
         "Nothing.",
         dict(smoke=Config(size)),
         lambda config, seed: {part: lambda work=work: work(config, seed) for part, work in parts.items()},
-        lambda record: [Table("Values.", ("first",), [("1",)])],
+        lambda record: [ReportTable("Values.", ("first",), [("1",)])],
         pictures,
         lambda record: [Claim("It runs", "yes", "yes", "reproduced", "Seen.")],
     )

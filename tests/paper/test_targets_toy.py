@@ -6,17 +6,18 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
-from ddnf.posterior.importance import plane_grid
+from ddnf_paper.plane import midpoint_grid
 from ddnf_paper.targets.toy import ENERGIES
 
 
 @pytest.mark.parametrize("name", ENERGIES)
 def test_log_normalizer(name):
     energy = ENERGIES[name]
-    grid, area = plane_grid(energy.bound + 2, 1500)
-    potentials = jax.jit(jax.vmap(energy.potential))(grid.reshape(-1, 2))
+    side = energy.bound + 2
+    grid, area = midpoint_grid((-side, -side), (side, side), 1500)
+    potentials = jax.jit(jax.vmap(energy.potential))(jnp.asarray(grid))
     assert_allclose(jnp.log(jnp.sum(jnp.exp(-potentials)) * area), energy.log_normalizer, atol=1e-6)
-    outside = np.abs(grid.reshape(-1, 2)).max(axis=1) > energy.bound
+    outside = np.abs(grid).max(axis=1) > energy.bound
     assert jnp.exp(-potentials[outside]).sum() * area < 1e-10
 
 

@@ -11,8 +11,9 @@ import pytest
 from ddnf.vae import Encoder
 from ddnf_paper import vae
 from ddnf_paper.experiment import run
+from ddnf_paper.models import count_parameters
 from ddnf_paper.targets import images
-from ddnf_paper.vae_models import MODELS, make, size
+from ddnf_paper.vae_models import MODELS, make
 from tests.paper.checks import check_shown
 
 
@@ -39,7 +40,7 @@ def test_every_run_of_the_tables():
 def test_models_have_the_same_networks(name):
     mean = np.full(64, 0.3)
     model, plain = make(name, jr.key(0), latent=3, mean=mean), make("plain", jr.key(0), latent=3, mean=mean)
-    assert size(model.decoder) == size(plain.decoder)
+    assert count_parameters(model.decoder) == count_parameters(plain.decoder)
     assert isinstance(model.encoder, Encoder) and isinstance(plain.encoder, Encoder)
     assert np.array_equal(model.encoder.hidden.weight, plain.encoder.hidden.weight)
     assert (model.flow is None) == name.startswith("plain")

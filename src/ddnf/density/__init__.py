@@ -3,5 +3,6 @@
 from ddnf.density.columns import Column
 from ddnf.density.fit import default_flow, fit_density
 from ddnf.density.result import Density
+from ddnf.density.tables import READERS, open_table
 
-__all__ = ["Column", "Density", "default_flow", "fit_density"]
+__all__ = ["READERS", "Column", "Density", "default_flow", "fit_density", "open_table"]

@@ -1,1 +1,6 @@
-"""One training loop for every objective: resumable, guarded against NaN."""
+"""The optimisation loop and its checkpoints; knows nothing of flows."""
+
+from ddnf.training.checkpoint import remove_checkpoints
+from ddnf.training.loop import Draw, Fit, adam, fit
+
+__all__ = ["Draw", "Fit", "adam", "fit", "remove_checkpoints"]

@@ -126,7 +126,7 @@ def widget(frames_by_name: Mapping[str, dict[str, Any]]) -> str:
         raise ValueError("Expected the frames of one flow at least; got none.")
     # No text in the data may end the script that it is in.
     data = json.dumps(dict(frames_by_name), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
-    return files("ddnf").joinpath("view.html").read_text("utf-8").replace("FRAMES", data)
+    return files("ddnf.viz").joinpath("view.html").read_text("utf-8").replace("FRAMES", data)
 
 
 # The policy makes it certain: nothing is loaded from anywhere.

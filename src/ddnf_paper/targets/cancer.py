@@ -3,8 +3,8 @@
 y_i deaths among n_i at risk are beta-binomial with mean m and precision L, and p(m, L) is proportional to
 1 / (m (1 - m) (1 + L)^2). Both targets are densities over z = (logit m, log L), without the binomial coefficients:
 
-- `table2` leaves out the Jacobian of the change of variables. It is what the paper has sampled for its Table 2.
-- `textbook` has the Jacobian m (1 - m) L. It has no mean of L: the tail falls as 1 / L^2.
+- `table2` omits the Jacobian of the change of variables; the paper sampled it for its Table 2.
+- `textbook` has the Jacobian m (1 - m) L; the mean of L does not exist, as the tail falls as 1 / L^2.
 """
 
 import jax
@@ -51,12 +51,12 @@ def textbook(z: Float[Array, " 2"]) -> Float[Array, ""]:
 def _log_likelihood(z):
     """Sum of log B(L m + y, L (1 - m) + n - y) - log B(L m, L (1 - m)).
 
-    As differences of log Gamma it would lose digits in float32: log Gamma(a + y) - log Gamma(a) by Stirling's series
-    is (a - 1/2) log(1 + y / a) + y log(a + y) - y + small, and the large terms of the three differences cancel by hand.
+    Differences of log Gamma lose digits in float32. By Stirling's series, log Gamma(a + y) - log Gamma(a) is
+    (a - 1/2) log(1 + y / a) + y log(a + y) - y + small, and the large terms of the three differences cancel here.
     """
     precision = jnp.exp(z[1])
     a, b = precision * jax.nn.sigmoid(z[0]), precision * jax.nn.sigmoid(-z[0])
-    # In the precision of z: integers of NumPy would have that of the first call.
+    # Cast to the precision of z: NumPy integers would keep the precision of the first call.
     y, n = (jnp.asarray(counts, z.dtype) for counts in (DEATHS, AT_RISK))
     rest = n - y
     total = precision + n
@@ -73,7 +73,7 @@ def _log_likelihood(z):
 def _rise(a, y):
     """log Gamma(a + y) - log Gamma(a) - y log(a + y) + y: small and smooth in y.
 
-    Stirling's series wants large arguments; Gamma(a + 8) / Gamma(a) is the product of the eight factors between.
+    Stirling's series needs large arguments; Gamma(a + 8) / Gamma(a) is the product of the eight factors between.
     """
     steps = jnp.arange(8.0)
     shift = jnp.sum(jnp.log1p(y[:, None] / (a + steps)), axis=1)

@@ -1,7 +1,7 @@
-"""Images for the auto-encoders: MNIST, Omniglot, Frey faces, and the small digits that scikit-learn brings along.
+"""Images for the auto-encoders: MNIST, Omniglot, Frey faces, and scikit-learn's small digits.
 
-Pixels stay grey, 0 to 255, for training. For the tables there is one fixed binarisation of the held-out images: the
-published one for MNIST's test images where it is at hand, else one that is drawn here with a fixed seed.
+Training images are grey values from 0 to 255. Held-out images also have one fixed binarisation: the published one for
+MNIST's test images if its file is found, else one drawn with a fixed seed.
 """
 
 import os
@@ -20,7 +20,7 @@ _MNIST = (
 
 
 class Split(NamedTuple):
-    """Images of one part of a set: grey values, and whether each pixel is lit in the fixed binarisation."""
+    """Images of one split: grey values, and the fixed binarisation (`lit` where a pixel is 1)."""
 
     grey: UInt8[np.ndarray, "n pixels"]
     lit: Bool[np.ndarray, "n pixels"]
@@ -30,14 +30,14 @@ class Images(NamedTuple):
     """A set of images.
 
     Attributes:
-        name: of the set.
+        name: name of the set.
         shape: rows and columns of an image.
         train: grey values, for training.
-        valid: held out to pick the epoch.
+        valid: held out to select the epoch.
         test: held out for the tables.
-        labels: what the test images show: a number for each; None where there are no classes.
-        is_binary: whether pixels are taken as lit or not. Else they are real numbers.
-        binarisation: where the fixed binarisation of the test images comes from.
+        labels: class of each test image; None if there are no classes.
+        is_binary: whether pixels are modelled as binary; else they are real numbers.
+        binarisation: origin of the fixed binarisation of the test images.
     """
 
     name: str
@@ -51,11 +51,11 @@ class Images(NamedTuple):
 
 
 def load(name: str, folder: Path | None = None) -> Images:
-    """A set of images by its name: "mnist", "omniglot", "frey" or "digits".
+    """Loads a set of images: "mnist", "omniglot", "frey" or "digits".
 
     Args:
-        name: of the set. "digits" needs scikit-learn and no file; the others are read from `folder`.
-        folder: where the files are; None asks `data_folder`. MNIST is downloaded where it is not there (needs pooch).
+        name: name of the set. "digits" needs scikit-learn and no file; the others are read from `folder`.
+        folder: folder of the files; None for `data_folder()`. MNIST is downloaded if it is missing (needs pooch).
 
     Example:
         >>> digits = load("digits")
@@ -68,7 +68,7 @@ def load(name: str, folder: Path | None = None) -> Images:
 
 
 def data_folder() -> Path | None:
-    """The folder of data files: the variable DDNF_DATA, else `shared/data` beside a checkout; None without either."""
+    """The folder of data files: the variable DDNF_DATA, else `shared/data` beside a checkout, else None."""
     if named := os.environ.get("DDNF_DATA"):
         return Path(named)
     beside = Path(__file__).parents[4] / "shared" / "data"
@@ -76,7 +76,7 @@ def data_folder() -> Path | None:
 
 
 def best_at_hand(folder: Path | None = None) -> str:
-    """ "mnist" where its file is, else "digits": real digits without any download.
+    """ "mnist" if its file is found, else "digits": real digits without a download.
 
     Example:
         >>> best_at_hand(Path("no such folder"))
@@ -86,7 +86,7 @@ def best_at_hand(folder: Path | None = None) -> str:
 
 
 def binarised(grey: UInt8[np.ndarray, "n pixels"], seed: int = _SEED) -> Bool[np.ndarray, "n pixels"]:
-    """Each pixel lit with the probability of its grey value, once and for all for one seed.
+    """Binarises images: each pixel is 1 with the probability of its grey value; fixed by the seed.
 
     Example:
         >>> binarised(np.array([[0, 255]], np.uint8)).tolist()
@@ -103,7 +103,7 @@ def _mnist(folder: Path | None) -> Images:
     if published is None:
         lit, origin = binarised(test), f"drawn with seed {_SEED}"
     else:
-        # Its test images are sorted by digit; ours are put in the same order, so that labels and images agree.
+        # Its test images are sorted by digit: sort ours too, so that labels and images agree.
         with np.load(published, allow_pickle=False) as file:
             lit = file["test"].astype(bool)
         order = np.argsort(labels, kind="stable")

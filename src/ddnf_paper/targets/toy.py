@@ -19,8 +19,8 @@ class Energy(NamedTuple):
     Attributes:
         potential: U(z), at one point.
         log_normalizer: log of the integral of exp(-U), by quadrature.
-        bound: beyond +-bound in either coordinate the density is nil for all purposes.
-        shown: so far in each direction is worth a picture.
+        bound: beyond +-bound in either coordinate the density is negligible.
+        shown: half-width of pictures.
     """
 
     potential: Callable[[Array], Array]
@@ -47,7 +47,7 @@ def _two_arcs(squared_radius: float) -> Callable[[Array], Array]:
 
 
 def _ring(z):
-    # The gradient of |z| has no value at 0, where the density is nil.
+    # |z| has no gradient at 0, where the density is negligible.
     radius = jnp.sqrt(z @ z + 1e-12)
     return -_bump(radius - 2, 0.4) - jnp.logaddexp(_bump(z[0] - 2, 0.6), _bump(z[0] + 2, 0.6))
 
@@ -57,7 +57,7 @@ def _wave(z):
 
 
 def _ends(z):
-    """Rezende and Mohamed's waves go on forever, so they are no densities: here they fade beyond |z_1| = 4."""
+    """Rezende and Mohamed's waves are periodic, so they have no finite integral: here they decay beyond |z_1| = 4."""
     return -_bump(jnp.maximum(jnp.abs(z[0]) - 4, 0.0), 0.4)
 
 
