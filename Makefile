@@ -1,13 +1,21 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
+# Environments of ours carry a marker file. One without it is not ours: neither changed nor removed.
+define new_venv
+	@if [ -e $(1) ] && [ ! -e $(1)/.ddnf ] && [ ! -e $(1)/.installed ]; then \
+		echo "Expected no folder $(1), or one made by make; got another. Move it away."; exit 1; fi
+	mkdir -p $(1) && touch $(1)/.ddnf
+	$(PYTHON) -m venv $(1)
+endef
+
 .PHONY: setup test check lint types reproduce bench clean
 
 setup: .venv/.installed
 
 .venv/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Expected Python 3.11 or newer; set PYTHON=...")'
-	$(PYTHON) -m venv .venv
+	$(call new_venv,.venv)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
@@ -30,7 +38,7 @@ reproduce: setup
 
 # The peers have an environment of their own, PyTorch among them. `make bench QUICK=1` takes three minutes.
 .venv-bench/.installed: pyproject.toml constraints.txt benchmarks/constraints.txt benchmarks/requirements.txt
-	$(PYTHON) -m venv .venv-bench
+	$(call new_venv,.venv-bench)
 	.venv-bench/bin/pip install --quiet --constraint constraints.txt --constraint benchmarks/constraints.txt \
 		--requirement benchmarks/requirements.txt --editable '.[paper]'
 	touch $@
@@ -39,4 +47,8 @@ bench: .venv-bench/.installed
 	.venv-bench/bin/python -m benchmarks $(if $(QUICK),--quick) $(if $(ONLY),--only $(ONLY))
 
 clean:
-	rm -rf .venv .venv-bench .pytest_cache .ruff_cache build dist
+	for folder in .venv .venv-bench; do \
+		if [ -e $$folder/.ddnf ] || [ -e $$folder/.installed ]; then rm -rf $$folder; fi; done
+	rm -rf .pytest_cache .ruff_cache
+	rm -f dist/ddnf-*.whl dist/ddnf-*.tar.gz
+	rmdir dist 2> /dev/null || true

@@ -23,6 +23,7 @@ from benchmarks import report
 from benchmarks.alone import ALONE
 from benchmarks.turns import Workers
 from benchmarks.works import WORKS
+from ddnf_paper import record as record_file
 from ddnf_paper.record import plain
 
 PARTS = (*WORKS, *ALONE)
@@ -40,6 +41,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path(__file__).parent)
     options = parser.parse_args()
     path = options.out / "results.json"
+    record_file.check_record(path)
     record = json.loads(path.read_text()) if options.only and path.exists() else dict(parts={})
     with Workers() as workers:
         for name in PARTS:
@@ -47,7 +49,7 @@ def main() -> None:
                 for part in _part(name, workers, quick=options.quick):
                     record["parts"][name] = part
                     record |= _environment()
-                    path.write_text(json.dumps(plain(record), indent=1, allow_nan=False) + "\n")
+                    record_file.write(path, plain(record), indented=True)
     record = json.loads(path.read_text())
     for written in (path, *report.write(record, options.out)):
         print(f"written to {written}")

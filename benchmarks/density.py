@@ -24,6 +24,7 @@ from flowjax.train import fit_to_data
 from scipy.stats import multivariate_normal
 
 import ddnf
+from ddnf_paper import record as record_file
 from ddnf_paper.record import plain
 
 ROOT = Path(__file__).parents[1]
@@ -116,6 +117,7 @@ def main():
     parser.add_argument("--methods", nargs="+", default=METHODS)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
+    record_file.check_record(options.out)
     if not (Path(options.data) / "miniboone_maf_val_test.npz").exists():
         parser.error(f"Expected the tables in {str(options.data)!r}; say where they are with --data or DDNF_DATA.")
     rows = json.loads(options.out.read_text())["rows"] if options.out.exists() else []
@@ -131,7 +133,7 @@ def main():
             rows.append(dict(table=table, method=method, seed=options.seed, **figures, seconds=seconds))
             print(rows[-1], flush=True)
             record = dict(command="python benchmarks/density.py", versions=dict(jax=jax.__version__), rows=rows)
-            options.out.write_text(json.dumps(plain(record), indent=1, allow_nan=False) + "\n")
+            record_file.write(options.out, plain(record), indented=True)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ timed separately.
 """
 
 import argparse
-import json
 import platform
 import statistics
 import sys
@@ -26,6 +25,7 @@ from tqdm import tqdm
 import ddnf
 from benchmarks.steps import milliseconds, plain_step, training_step
 from ddnf import LogDet
+from ddnf_paper import record as record_file
 from ddnf_paper.text import markdown_table
 
 
@@ -107,6 +107,7 @@ def main():
     parser.add_argument("--seconds", type=float, default=10.0, help="for each comparison, compilation apart")
     parser.add_argument("--out", type=Path, default=Path(__file__).with_name("flow.json"))
     arguments = parser.parse_args()
+    record_file.check_record(arguments.out)
     rows: list[dict] = [compare(*row, seconds=arguments.seconds) for row in tqdm(COMPARISONS, desc="benchmarks")]
     rows.append(compile_growth(repetitions=max(1, round(arguments.seconds / 2))))
     print(markdown_table(HEADER, map(cells, rows)))
@@ -117,7 +118,7 @@ def main():
         machine=platform.machine(),
         rows=rows,
     )
-    arguments.out.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n")
+    record_file.write(arguments.out, result, indented=True)
     print(f"written to {arguments.out}")
 
 

@@ -27,6 +27,7 @@ from numpyro.infer import MCMC, NUTS, SVI, Predictive, Trace_ELBO, autoguide
 from tests.models.posteriordb import POSTERIORS, data_folder, errors, reference
 
 import ddnf
+from ddnf_paper import record as record_file
 from ddnf_paper.record import plain
 from ddnf_paper.text import formatted, markdown_table
 
@@ -101,6 +102,7 @@ def main():
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--row", nargs=2, metavar=("METHOD", "POSTERIOR"), help="compute one row and print it")
     options = parser.parse_args()
+    record_file.check_record(options.out)
     if options.row:
         method, name = options.row
         print(json.dumps(plain(row(method, name, options.seed)), allow_nan=False))
@@ -116,7 +118,7 @@ def main():
             print(rows[-1], flush=True)
             versions = dict(ddnf=ddnf.__version__, jax=jax.__version__, numpyro=numpyro.__version__)
             record = dict(command="python benchmarks/posteriors.py", versions=versions, rows=rows)
-            options.out.write_text(json.dumps(plain(record), indent=1, allow_nan=False) + "\n")
+            record_file.write(options.out, plain(record), indented=True)
     print(results_table(rows))
 
 

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import summary
+from ddnf.system import check_overwrite, contains_mark, write_atomic
+from ddnf.viz import plot
 from ddnf_paper.text import formatted, markdown_table
 
 AXES = dict(blocks="K", steps="T", batch="batch", dim="d (rank 8)", hidden="width (two layers)")
@@ -20,10 +22,11 @@ by a parameter: 0 means that the peer does less work than is needed to train by 
 
 def write(record: dict, folder: Path) -> list[Path]:
     """Writes RESULTS.md and the pictures."""
+    page = folder / "RESULTS.md"
+    check_overwrite(page, kind="a page of `make bench`", is_ours=lambda path: contains_mark(path, b"`make bench`"))
     pictures = [bars(record, folder / "bars.png"), lines(record, folder / "growth.png")]
     text = "\n\n".join([*_opening(record), *_sections(record)])
-    page = folder / "RESULTS.md"
-    page.write_text(text + "\n")
+    write_atomic(page, text + "\n")
     return [page, *pictures]
 
 
@@ -160,7 +163,7 @@ def bars(record: dict, path: Path) -> Path:
         least = min(1e3 * row["seconds"] for row in rows)
         ax.set(xscale="log", xlim=(least / 10, None), xlabel="ms", title=f"d = {size[0]}, units {size[1]}")
         ax.minorticks_off()
-    figure.savefig(path, dpi=100)
+    plot.save(figure, path, dpi=100.0)
     return path
 
 
@@ -174,7 +177,7 @@ def lines(record: dict, path: Path) -> Path:
         slope = summary.slope(record, axis)
         ax.set(xlabel=title, title="" if slope is None else f"slope of time {slope:.2f}")
         ax.legend()
-    figure.savefig(path, dpi=100)
+    plot.save(figure, path, dpi=100.0)
     return path
 
 

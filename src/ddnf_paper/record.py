@@ -14,6 +14,9 @@ import numpy as np
 
 from ddnf.system import check_overwrite, write_atomic
 
+# What the `command` of a record of ours begins with.
+_COMMANDS = ("ddnf ", "make bench", "python -m benchmarks", "python benchmarks/")
+
 
 def plain(value: Any, digits: int = 5) -> Any:
     """Converts to JSON values: arrays become lists, rounded to significant digits; NaN and infinity become null.
@@ -63,11 +66,12 @@ def read(path: Path) -> dict[str, Any]:
         raise ValueError(f"Expected the results of a run in {str(path)!r}; got {error}. Delete it.") from error
 
 
-def write(path: Path, record: Mapping[str, Any]) -> None:
-    """Writes a record atomically, one line per entry: readable at the top, and compact."""
+def write(path: Path, record: Mapping[str, Any], *, indented: bool = False) -> None:
+    """Writes a record atomically, one line per entry: readable at the top, and compact; or `indented` throughout."""
     lines = [f" {json.dumps(name)}: {json.dumps(entry, allow_nan=False)}" for name, entry in record.items()]
+    text = json.dumps(record, indent=1, allow_nan=False) if indented else "{\n" + ",\n".join(lines) + "\n}"
     check_record(path)
-    write_atomic(path, "{\n" + ",\n".join(lines) + "\n}\n")
+    write_atomic(path, text + "\n")
 
 
 def check_record(path: Path) -> None:
@@ -80,4 +84,4 @@ def _is_record(path: Path) -> bool:
         command = json.loads(path.read_text("utf-8"))["command"]
     except (ValueError, TypeError, LookupError, RecursionError):
         return False
-    return isinstance(command, str) and command.startswith(("ddnf ", "python ", "make bench"))
+    return isinstance(command, str) and command.startswith(_COMMANDS)

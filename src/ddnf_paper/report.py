@@ -8,7 +8,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ddnf.system import require
+from ddnf.system import check_overwrite, require, write_atomic
 from ddnf.viz import view
 from ddnf_paper.experiment import Claim, Experiment, Picture, Record, ReportTable, resolution
 
@@ -62,12 +62,11 @@ def write(out: Path, *, experiments: Mapping[str, Experiment] | None = None) -> 
         from ddnf_paper.registry import EXPERIMENTS
 
         experiments = EXPERIMENTS
-    text = _render([_section(experiment, out) for experiment in experiments.values()])
     path = out / "report" / "index.html"
+    check_overwrite(path, kind="a report of ddnf", is_ours=view.is_page)
+    text = _render([_section(experiment, out) for experiment in experiments.values()])
     path.parent.mkdir(exist_ok=True)
-    partial = path.with_suffix(".tmp")
-    partial.write_text(text, "utf-8")
-    partial.replace(path)
+    write_atomic(path, text)
     return path
 
 

@@ -1,16 +1,17 @@
 """Runs experiments of the paper and draws their figures from the result files."""
 
-import io
 import json
-from collections.abc import Callable, Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from PIL import Image
-
+from ddnf.system import check_overwrite
+from ddnf.viz import plot, view
 from ddnf_paper.experiment import Experiment, Profile, resolution, run
+from ddnf_paper.record import check_record
 from ddnf_paper.registry import EXPERIMENTS
 
 
@@ -41,7 +42,7 @@ def reproduce(
         For each experiment, the figures drawn.
     """
     chosen = choose(names)
-    _check(out)
+    _check(out, chosen)
     drawn = {}
     for name, experiment in chosen.items():
         some = {} if wanted is None or name not in wanted else dict(wanted=wanted[name])
@@ -73,10 +74,7 @@ def draw(experiment: Experiment, out: Path) -> list[Path]:
     paths = []
     for picture in experiment.pictures(record):
         paths.append(folder / f"{experiment.name}-{picture.name}.png")
-        with io.BytesIO() as drawn:
-            picture.figure.savefig(drawn, dpi=resolution(picture.figure))
-            # 256 colours are enough for a figure and halve the file.
-            Image.open(drawn).convert("RGB").quantize(256, dither=Image.Dither.NONE).save(paths[-1], optimize=True)
+        plot.save(picture.figure, paths[-1], dpi=resolution(picture.figure))
     return paths
 
 
@@ -87,12 +85,14 @@ def report(out: Path) -> Path | None:
     return import_module("ddnf_paper.report").write(out)
 
 
-def _check(out: Path) -> None:
-    """Checks before any work is done that its results can be written."""
+def _check(out: Path, names: Iterable[str]) -> None:
+    """Checks before any work is done that its results can be written, and that no file of the user's is in the way."""
     try:
         (out / "figures").mkdir(parents=True, exist_ok=True)
-        trial = out / "figures" / ".trial"
-        trial.touch()
-        trial.unlink()
+        with tempfile.TemporaryFile(dir=out / "figures"):
+            pass
     except OSError as error:
         raise ValueError(f"Expected a folder that may be written; got {str(out)!r} ({error.strerror}).") from error
+    for name in names:
+        check_record(out / f"{name}.json")
+    check_overwrite(out / "report" / "index.html", kind="a report of ddnf", is_ours=view.is_page)

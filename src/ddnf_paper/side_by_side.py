@@ -17,7 +17,7 @@ from ddnf.system import require
 from ddnf_paper.compare import run_on_data, run_on_target
 from ddnf_paper.models import FLOWS, MODELS, Settings, min_dim, split_by_layers
 from ddnf_paper.plane import Plane, of_cancer, of_energy
-from ddnf_paper.record import environment, plain, read, write
+from ddnf_paper.record import check_record, environment, plain, read, write
 from ddnf_paper.targets import cancer
 from ddnf_paper.targets.toy import ENERGIES
 from ddnf_paper.text import format_rows
@@ -77,6 +77,9 @@ def compare(
     wanted = _wanted(subject, models, layers)
     out.mkdir(parents=True, exist_ok=True)
     path = out / f"compare-{subject.name}.json"
+    check_record(path)
+    for count in layers:
+        require("ddnf.viz.plot", "paper").check_picture(_picture(out, subject, count))
     record = _record(subject, settings, seed, path if resume else None)
     rows: dict[tuple[str, int | None], dict[str, Any]] = {(row["model"], row["layers"]): row for row in record["rows"]}
     remaining = [pair for pair in wanted if pair not in rows]
@@ -207,10 +210,14 @@ def _draw(subject: Subject, rows: list[dict[str, Any]], layers: Sequence[int], o
         for row in (row for row in rows if row["layers"] in (count, None)):
             figure = next((f"{label} {row[key]:.3g}" for key, label in _UNDER.items() if row.get(key) is not None), "")
             panels[f"{row['title']}\n{figure}"] = _panel(plot, subject, row.get("image"), row.get("draws"))
-        path = out / f"compare-{subject.name}-K{count}.png"
-        plot.gallery({k: v for k, v in panels.items() if v is not None}).savefig(path, dpi=110)
+        path = _picture(out, subject, count)
+        plot.save(plot.gallery({k: v for k, v in panels.items() if v is not None}), path, dpi=110.0)
         paths.append(path)
     return paths
+
+
+def _picture(out: Path, subject: Subject, layers: int) -> Path:
+    return out / f"compare-{subject.name}-K{layers}.png"
 
 
 _UNDER = dict(kl="KL", log_likelihood="log-likelihood", ess="ESS", r_hat="R-hat")

@@ -12,9 +12,9 @@ from flowjax.bijections import Invert
 from numpy.testing import assert_allclose, assert_array_equal
 
 import ddnf
-from ddnf import DDNF, Density
-from ddnf.cli import commands as cli
+from ddnf import DDNF, Density, cli
 from ddnf.density.columns import columns_from
+from ddnf.density.tables import open_table
 
 RNG = np.random.default_rng(0)
 GIVEN = RNG.normal(size=60)
@@ -46,7 +46,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def read(path):
-    table = cli.open_table(Path(path))
+    table = open_table(Path(path))
     return table.names, table.read(list(range(table.width)))
 
 
@@ -104,7 +104,7 @@ def test_what_is_fitted(folder, monkeypatch, capsys, options, columns, condition
         seen.update(rest, x=x, condition=condition)
         return density(dim=x.shape[1], condition_dim=None if condition is None else condition.shape[1])
 
-    monkeypatch.setattr(cli, "fit_density", fit_density)
+    monkeypatch.setattr("ddnf.cli.fit.fit_density", fit_density)
     cli.main(["fit", "named.csv", "-o", "out.ddnf", *options, "--quiet", "--validation", "7"])
     places = ["price", "size", "year"]
     assert_allclose(seen["x"], ROWS[:, [places.index(name) for name in columns]], rtol=1e-8)
@@ -116,7 +116,10 @@ def test_what_is_fitted(folder, monkeypatch, capsys, options, columns, condition
 
 
 def test_other_columns_than_conditions(folder, monkeypatch):
-    monkeypatch.setattr(cli, "fit_density", lambda key, x, condition, **_: density(dim=x.shape[1], condition_dim=1))
+    def fit_density(key, x, condition, **_):
+        return density(dim=x.shape[1], condition_dim=1)
+
+    monkeypatch.setattr("ddnf.cli.fit.fit_density", fit_density)
     cli.main(["fit", "plain.csv", "-o", "out.ddnf", "--condition", "0"])
     model = load("out.ddnf")
     assert (model.dim, model.condition_dim, model.names) == (1, 1, None)
@@ -127,7 +130,7 @@ def test_warnings_are_one_line(folder, monkeypatch, capsys):
         warnings.warn("rows repeat\nothers", RuntimeWarning, stacklevel=1)
         return density()
 
-    monkeypatch.setattr(cli, "fit_density", fit_density)
+    monkeypatch.setattr("ddnf.cli.fit.fit_density", fit_density)
     with warnings.catch_warnings():
         warnings.simplefilter("always")
         cli.main(["fit", "plain.npy", "-o", "out.ddnf", "--quiet"])
@@ -183,7 +186,7 @@ def test_rows_outside_of_the_support_are_counted(folder, capsys):
 def test_dialects(tmp_path, text, names, values):
     path = tmp_path / "table.csv"
     path.write_text(text, newline="", encoding="utf-8")
-    table = cli.open_table(path)
+    table = open_table(path)
     assert table.names == names
     assert_array_equal(table.read(list(range(table.width))), values)
 
@@ -210,7 +213,7 @@ TABLES = {
     "table": (b"1,2\n", "Expected a file that ends in"),
 }
 COMMANDS = {
-    "missing table": ("fit none.csv -o out.ddnf", "got 'none.csv', which is not there"),
+    "missing table": ("fit none.csv -o out.ddnf", "got 'none.csv', which does not exist"),
     "folder as table": ("fit folder.csv -o out.ddnf", "got 'folder.csv', which is not a file"),
     "cube": ("fit cube.npy -o out.ddnf", "got float64 of shape (2, 2, 2)"),
     "complex": ("fit complex.npy -o out.ddnf", "got complex128 of shape (20, 2)"),
@@ -310,6 +313,37 @@ def test_words_in_parquet(folder, capsys):
     assert "row 2, column 'price'" in one_line([*FIT[:1], "table.parquet", "-o", "m", "--columns", "price"], capsys)
 
 
+def test_version(capsys):
+    cli.main(["--version"])
+    assert capsys.readouterr().out == f"ddnf {ddnf.__version__}\n"
+
+
+OVERWRITING = {
+    "fit plain.npy -o {} --steps 2 --quiet": "a ddnf model to replace; '{}' is neither. Use --force",
+    "sample plain.ddnf -n 2 -o {}.csv": "a new file to write to; '{}.csv' exists. Use --force",
+    "sample plain.ddnf -n 2 -o {}.npy": "a new file to write to; '{}.npy' exists. Use --force",
+    "score plain.ddnf plain.npy -o {}.tsv": "a new file to write to; '{}.tsv' exists. Use --force",
+    "view plain.ddnf -o {} --no-open": "a page made by ddnf to replace; '{}' is neither. Use --force",
+}
+
+
+@pytest.mark.parametrize("command", OVERWRITING)
+def test_only_force_overwrites_other_files(folder, capsys, command):
+    words, output = command.format("mine").split(), Path(command.format("mine").split("-o ")[1].split()[0])
+    output.write_text("thesis")
+    assert OVERWRITING[command].format("mine") in one_line(words, capsys)
+    assert output.read_text() == "thesis"
+    cli.main([*words, "--force"])
+    capsys.readouterr()
+    written = output.read_bytes()
+    assert b"thesis" not in written
+    if "neither" in OVERWRITING[command]:  # a file of ours can be told, and is replaced
+        cli.main(words)
+    else:
+        one_line(words, capsys)
+        assert output.read_bytes() == written
+
+
 @pytest.mark.parametrize("words", [[], ["fly"], ["fit"], ["fit", "plain.npy"], ["sample", "plain.ddnf", "-n", "many"]])
 def test_usage(folder, capsys, words):
     with pytest.raises(SystemExit) as stop:
@@ -322,7 +356,7 @@ def test_interruption(folder, capsys, monkeypatch):
     def fit_density(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "fit_density", fit_density)
+    monkeypatch.setattr("ddnf.cli.fit.fit_density", fit_density)
     with pytest.raises(SystemExit) as stop:
         cli.main(["fit", "plain.npy", "-o", "out.ddnf"])
     assert stop.value.code == 130
@@ -338,6 +372,7 @@ def test_as_a_module(tmp_path):
 
 def test_bench_runs_make_in_the_checkout(folder, monkeypatch):
     Path("benchmarks").mkdir()
+    Path("src/ddnf").mkdir(parents=True)
     Path("benchmarks/__main__.py").touch()
     seen = []
     monkeypatch.setattr(

@@ -11,8 +11,7 @@ import jax.random as jr
 import pytest
 from matplotlib.figure import Figure
 
-from ddnf import DDNF
-from ddnf.cli import commands as cli
+from ddnf import DDNF, cli
 from ddnf.viz.view import frames
 from ddnf_paper import report
 from ddnf_paper.experiment import Claim, Experiment, Picture, ReportTable, run

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from ddnf.cli import commands as cli
+from ddnf import cli
 from ddnf_paper import registry, reproduce
 from ddnf_paper.experiment import Claim, Experiment, Picture, ReportTable, run
 from ddnf_paper.record import plain

@@ -15,8 +15,7 @@ from flowjax.bijections import Chain, Invert, Tanh, TriangularAffine
 from flowjax.distributions import StandardNormal, Transformed
 from numpy.testing import assert_allclose, assert_array_equal
 
-from ddnf import DDNF, Posterior
-from ddnf.cli import commands as cli
+from ddnf import DDNF, Posterior, cli
 from ddnf.viz.view import frames, page
 from tests.cli.test_cli import density, one_line
 

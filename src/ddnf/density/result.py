@@ -115,11 +115,11 @@ class Density:
         # On the host and in double precision: far from the origin single precision has wide steps.
         return from_real(self.columns, self.mean + np.asarray(u, float) @ self.scale.T)
 
-    def save(self, path: str | PathLike) -> None:
-        """Writes the fit to one file; see `ddnf.load`."""
+    def save(self, path: str | PathLike, *, overwrite: bool = False) -> None:
+        """Writes the fit to one file; see `ddnf.load`. Replaces a model; any other file only with `overwrite`."""
         from ddnf.storage.models import save
 
-        save(path, self)
+        save(path, self, overwrite=overwrite)
 
     def _real_log_prob(self, x, condition):
         is_inside = inside(self.columns, x).all(axis=-1)

@@ -1,7 +1,8 @@
-"""Tables in files: CSV, NumPy arrays and Parquet, read column by column and written."""
+"""Tables in files: CSV, NumPy arrays and Parquet, read column by column, and written atomically."""
 
 import csv
 import dataclasses
+import io
 import sys
 from array import array
 from collections.abc import Callable, Sequence
@@ -11,18 +12,19 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float, Shaped
 
+from ddnf.system.files import check_overwrite, open_atomic
 from ddnf.system.optional import require
 
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """A table in a file, of which nothing but the names is read yet.
+    """A table in a file. Only the names of its columns have been read.
 
     Attributes:
-        path: where.
-        names: of its columns; None where the file has none.
+        path: the file.
+        names: of its columns; None if the file has no header.
         width: number of columns.
-        load: from the numbers of some columns to their values.
+        load: reads the columns with these numbers.
     """
 
     path: Path
@@ -34,22 +36,23 @@ class Table:
         return number if self.names is None else self.names[number]
 
     def read(self, numbers: list[int]) -> Float[np.ndarray, "rows columns"]:
-        """Some columns, in that order; each number has to be finite."""
+        """The columns with these numbers, in that order; every value has to be finite."""
         values = self.load(numbers)
         if not len(values):
             raise ValueError(f"Expected rows of numbers in {str(self.path)!r}; got none.")
         bad = np.argwhere(~np.isfinite(values))
         if len(bad):
-            raise self.fault("a missing value, NaN or infinity", int(bad[0][0]) + 1, numbers[int(bad[0][1])])
+            raise self.error("a missing value, NaN or infinity", int(bad[0][0]) + 1, numbers[int(bad[0][1])])
         return values
 
-    def fault(self, what: str, row: int, number: int) -> ValueError:
+    def error(self, what: str, row: int, number: int) -> ValueError:
+        """The error for a value that is not a finite number."""
         place = f"row {row}, column {self.label(number)!r} of {str(self.path)!r}"
         return ValueError(f"Expected numbers; got {what} in {place}.")
 
 
 def open_table(path: Path) -> Table:
-    """Opens a table in a file that ends in .csv, .tsv, .npy or .parquet. Rows are counted from 1, without a header.
+    """Opens a table in a .csv, .tsv, .npy or .parquet file. Errors count rows from 1, without the header.
 
     Example:
         >>> import tempfile
@@ -59,19 +62,49 @@ def open_table(path: Path) -> Table:
         >>> table.names, table.read([2, 1]).tolist()
         (('id', 'x', 'y'), [[2.0, 1.0], [4.0, 3.0]])
     """
-    opener = by_ending(path, READERS)
+    opener = _by_ending(path, READERS)
     if not path.is_file():
-        what = "not a file" if path.exists() else "not there"
-        raise ValueError(f"Expected a table; got {str(path)!r}, which is {what}.")
+        what = "is not a file" if path.exists() else "does not exist"
+        raise ValueError(f"Expected a table; got {str(path)!r}, which {what}.")
     return opener(path)
 
 
-def write_table(path: Path | None, values: Shaped[np.ndarray, "rows columns"], names: Sequence[str] | None) -> None:
-    """Writes a table in the format of the file's ending; CSV to the standard output if `path` is None."""
+def write_table(
+    path: Path | None,
+    values: Shaped[np.ndarray, "rows columns"],
+    names: Sequence[str] | None,
+    *,
+    overwrite: bool = False,
+) -> None:
+    """Writes a table in the format of the file's ending: all of it, or nothing if that fails.
+
+    Args:
+        path: the file to write; None for CSV on standard output.
+        values: the rows.
+        names: of the columns; None for a table without a header.
+        overwrite: whether a file that exists may be replaced.
+
+    Example:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp(), "a.csv")
+        >>> write_table(path, np.array([[1.0, 2.5]]), ("x", "y"))
+        >>> path.read_text()
+        'x,y\\n1,2.5\\n'
+    """
     if path is None:
         _write_lines(sys.stdout, values, names, ",")
-    else:
-        by_ending(path, WRITERS)(path, values, names)
+        return
+    write = _by_ending(path, _WRITERS)
+    if not overwrite:
+        check_overwrite(path, hint="Pass overwrite=True to replace it.")
+    with open_atomic(path) as file:
+        write(file, values, names)
+
+
+def check_ending(path: Path) -> None:
+    """Raises if tables cannot be written to a file with this ending."""
+    if _by_ending(path, _WRITERS) is _write_parquet:
+        require("pyarrow", "parquet")
 
 
 def _open_lines(path: Path) -> Table:
@@ -93,7 +126,7 @@ def _open_lines(path: Path) -> Table:
             for number in numbers:
                 value = as_number(cells[number])
                 if value is None:
-                    raise table.fault(repr(cells[number][:40]), row, number)
+                    raise table.error(repr(cells[number][:40]), row, number)
                 values.append(value)
         return np.asarray(values).reshape(-1, len(numbers))
 
@@ -113,7 +146,7 @@ def _lines(path: Path):
 
 
 def as_number(cell: str) -> float | None:
-    """The number that a word says, or None.
+    """The number in a cell, or None.
 
     Example:
         >>> as_number("1e3"), as_number("many")
@@ -135,7 +168,9 @@ def _open_array(path: Path) -> Table:
     try:
         values = np.load(path, allow_pickle=False, mmap_mode="r")
     except (ValueError, EOFError) as error:
-        raise ValueError(f"Expected an array of numbers in {str(path)!r}; got something else or a part.") from error
+        raise ValueError(
+            f"Expected an array of numbers in {str(path)!r}; got something else, or part of one."
+        ) from error
     if not isinstance(values, np.ndarray):
         values.close()
         raise ValueError(f"Expected an array of numbers in {str(path)!r}; got several.")
@@ -157,7 +192,7 @@ def _open_parquet(path: Path) -> Table:
         for number in numbers:
             column = file.read(columns=[names[number]]).column(0).to_numpy()
             if column.dtype.kind not in "biuf":
-                raise table.fault(f"{file.schema_arrow.types[number]}", 1, number)
+                raise table.error(f"{file.schema_arrow.types[number]}", 1, number)
             columns.append(column.astype(float))
         return np.stack(columns, axis=1)
 
@@ -168,33 +203,35 @@ def _open_parquet(path: Path) -> Table:
 def _write_lines(file, values, names, delimiter: str) -> None:
     if names is not None:
         csv.writer(file, delimiter=delimiter, lineterminator="\n").writerow(names)
-    # As many digits as it takes to read the same numbers again.
+    # Enough digits to read exactly the same numbers again.
     np.savetxt(file, values, "%.9g" if values.dtype == np.float32 else "%.17g", delimiter)
 
 
-def _write_csv(path: Path, values, names) -> None:
-    with open(path, "w", newline="", encoding="utf-8") as file:
-        _write_lines(file, values, names, "\t" if path.suffix.lower() == ".tsv" else ",")
+def _write_csv(file, values, names, delimiter: str = ",") -> None:
+    text = io.TextIOWrapper(file, encoding="utf-8", newline="")
+    _write_lines(text, values, names, delimiter)
+    text.detach()  # flushes, and leaves the file open
 
 
-def _write_array(path: Path, values, names) -> None:
-    with open(path, "wb") as file:
-        np.save(file, values)
+def _write_tsv(file, values, names) -> None:
+    _write_csv(file, values, names, "\t")
 
 
-def _write_parquet(path: Path, values, names) -> None:
+def _write_array(file, values, names) -> None:
+    np.save(file, values)
+
+
+def _write_parquet(file, values, names) -> None:
     arrow, parquet = require("pyarrow", "parquet"), require("pyarrow.parquet", "parquet")
     names = names or [str(number) for number in range(values.shape[1])]
-    with open(path, "wb") as file:
-        parquet.write_table(arrow.table(dict(zip(names, values.T.copy(), strict=True))), file)
+    parquet.write_table(arrow.table(dict(zip(names, values.T.copy(), strict=True))), file)
 
 
 READERS = {".csv": _open_lines, ".tsv": _open_lines, ".npy": _open_array, ".parquet": _open_parquet}
-WRITERS = {".csv": _write_csv, ".tsv": _write_csv, ".npy": _write_array, ".parquet": _write_parquet}
+_WRITERS = {".csv": _write_csv, ".tsv": _write_tsv, ".npy": _write_array, ".parquet": _write_parquet}
 
 
-def by_ending(path: Path, table: dict[str, Callable]) -> Callable:
-    """What a table of `READERS` or `WRITERS` has for the ending of a file."""
-    if path.suffix.lower() not in table:
-        raise ValueError(f"Expected a file that ends in {', '.join(table)}; got {str(path)!r}.")
-    return table[path.suffix.lower()]
+def _by_ending(path: Path, functions: dict[str, Callable]) -> Callable:
+    if path.suffix.lower() not in functions:
+        raise ValueError(f"Expected a file that ends in {', '.join(functions)}; got {str(path)!r}.")
+    return functions[path.suffix.lower()]

@@ -110,11 +110,11 @@ class Posterior:
 
         return to_arviz(self, key, n)
 
-    def save(self, path: str | PathLike) -> None:
-        """Writes the fit to one file; see `ddnf.load`."""
+    def save(self, path: str | PathLike, *, overwrite: bool = False) -> None:
+        """Writes the fit to one file; see `ddnf.load`. Replaces a model; any other file only with `overwrite`."""
         from ddnf.storage.models import save
 
-        save(path, self)
+        save(path, self, overwrite=overwrite)
 
     def _shown(self, z):
         if self.target is None or self.target.constrain is None:

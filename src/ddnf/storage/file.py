@@ -1,14 +1,11 @@
-"""Model files: one safetensors file with a JSON header, written whole or not at all, read without running code."""
+"""Model files: one safetensors file with a JSON header, written atomically and read without running code."""
 
-import contextlib
-import errno
 import hashlib
 import json
 import os
-import secrets
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import equinox as eqx
 import flowjax
@@ -20,6 +17,7 @@ from jax.tree_util import keystr, tree_flatten_with_path
 from jaxtyping import PyTree
 
 import ddnf
+from ddnf.system.files import check_overwrite, write_atomic
 
 FORMAT_VERSION = 1
 # For each older format, a function (kind, header, arrays) -> the same in the next format.
@@ -30,14 +28,22 @@ _DTYPES = {"bool", "float16", "float32", "float64"} | {f"{sign}int{n}" for sign 
 _METADATA = ("format", "format_version", "kind", "versions", "header", "digest")
 
 
-def write(path: str | os.PathLike[str], kind: str, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
-    """Writes a model file: afterwards `path` holds all of it, or, if that fails, what it held before.
+def write(
+    path: str | os.PathLike[str],
+    kind: str,
+    header: dict[str, Any],
+    arrays: dict[str, np.ndarray],
+    *,
+    overwrite: bool = False,
+) -> None:
+    """Writes a model file atomically: if that fails, `path` is unchanged.
 
     Args:
-        path: where; what is there already is replaced.
+        path: the file; an existing model file is replaced.
         kind: what the file holds, such as "density".
         header: anything that JSON can hold.
         arrays: arrays of floats, integers or booleans by name.
+        overwrite: whether a file that is not a model may be replaced too.
 
     Example:
         >>> import tempfile
@@ -46,6 +52,8 @@ def write(path: str | os.PathLike[str], kind: str, header: dict[str, Any], array
         ...     read(f"{folder}/a.ddnf")
         ('example', {'name': 'Zoë'}, {'x': array([0., 1., 2.])})
     """
+    if not overwrite:
+        check_overwrite(path, kind="a ddnf model", is_ours=is_model, hint="Pass overwrite=True to replace it.")
     arrays = {name: _storable(name, array) for name, array in arrays.items()}
     text = json.dumps(header)
     versions = {module.__name__: module.__version__ for module in (ddnf, jax, eqx, flowjax)}
@@ -57,32 +65,35 @@ def write(path: str | os.PathLike[str], kind: str, header: dict[str, Any], array
         "header": text,
         "digest": _digest(kind, FORMAT_VERSION, text, arrays),
     }
-    _replace(Path(path), _serialize(arrays, metadata))
+    write_atomic(path, _serialize(arrays, metadata))
+
+
+def is_model(path: Path) -> bool:
+    """Whether a file begins like a model file. Its content is not checked."""
+    with open(path, "rb") as file:
+        return _read_metadata(file) is not None
 
 
 def read(path: str | os.PathLike[str]) -> tuple[str, dict[str, Any], dict[str, np.ndarray]]:
     """The kind, header and arrays of a model file (see `write`); anything but an intact one is a `ValueError`."""
     if os.path.exists(path) and not os.path.isfile(path):
-        raise _fault(path, "a folder or device")
+        raise _error(path, "which is a folder or device")
     with open(path, "rb") as file:
-        head = file.read(8)
-        length = int.from_bytes(head, "little")
-        fits = length <= min(os.fstat(file.fileno()).st_size - 8, _LONGEST_HEADER)
-        head += file.read(length if fits else 0)
-        metadata = _metadata(head[8:])
+        metadata = _read_metadata(file)
         if metadata is None:
-            raise _fault(path, "which is cut short, damaged or of another format")
+            raise _error(path, "which is cut short, damaged or of another format")
         version = _version(path, metadata["format_version"])
-        content = _content(head + file.read(), version, metadata)
+        file.seek(0)
+        content = _content(file.read(), version, metadata)
     if content is None:
-        raise _fault(path, "which is damaged: it does not hold what was written")
+        raise _error(path, "which is damaged: its checksum does not match")
     for step in range(version, FORMAT_VERSION):
         content = UPGRADES[step](*content)
     return content
 
 
 def pack(tree: PyTree) -> dict[str, np.ndarray]:
-    """The arrays of a tree by their paths; of random keys, their data.
+    """The arrays of a tree by their paths; random keys as their data.
 
     Example:
         >>> pack({"a": jnp.array([True]), "b": (np.arange(3.0), "text")})
@@ -95,7 +106,7 @@ def pack(tree: PyTree) -> dict[str, np.ndarray]:
 def unpack(like: PyTree, arrays: dict[str, np.ndarray]) -> PyTree:
     """The tree `like`, each array (or shape) in it replaced by the one in `arrays` of that path.
 
-    What is no array stays as it is in `like`. Where JAX's 64 bits are off, 64-bit arrays become 32-bit ones.
+    All other leaves stay as they are in `like`. Without `jax_enable_x64`, 64-bit arrays become 32-bit ones.
 
     Example:
         >>> unpack({"a": jnp.array([True]), "b": "text"}, {"['a']": np.array([False])})
@@ -112,7 +123,7 @@ def unpack(like: PyTree, arrays: dict[str, np.ndarray]) -> PyTree:
     return jax.tree.unflatten(structure, filled)
 
 
-def _fault(path, what: str) -> ValueError:
+def _error(path, what: str) -> ValueError:
     return ValueError(f"Expected a ddnf model file; got {os.fspath(path)!r}, {what}.")
 
 
@@ -136,7 +147,7 @@ def _serialize(arrays: dict[str, np.ndarray], metadata: dict[str, str]) -> bytes
 
     data = save(arrays)
     end = 8 + int.from_bytes(data[:8], "little")
-    # The library writes metadata in random order; set in here, the same model is always the same file.
+    # safetensors writes metadata in random order; inserted here, the same model always gives the same file.
     head = json.dumps({"__metadata__": metadata} | json.loads(data[8:end])).encode()
     head += b" " * (-len(head) % 8)
     if len(head) > _LONGEST_HEADER:
@@ -144,27 +155,13 @@ def _serialize(arrays: dict[str, np.ndarray], metadata: dict[str, str]) -> bytes
     return len(head).to_bytes(8, "little") + head + data[end:]
 
 
-def _replace(path: Path, data: bytes) -> None:
-    target = Path(os.path.realpath(path))  # a link stays, and what it leads to is replaced
-    if target.exists() and not target.is_file():
-        raise OSError(errno.EISDIR, "Expected the path of a file; got a folder or device", str(path))
-    temporary = target.with_name(f".{secrets.token_hex(8)}.tmp")
+def _read_metadata(file: BinaryIO) -> dict[str, str] | None:
+    """The metadata at the start of a model file; None for any other file."""
+    length = int.from_bytes(file.read(8), "little")
+    if length > min(os.fstat(file.fileno()).st_size - 8, _LONGEST_HEADER):
+        return None
     try:
-        with open(temporary, "xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, target)
-    except OSError as error:
-        raise OSError(error.errno, f"Could not write the model: {error.strerror}", str(path)) from error
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-
-
-def _metadata(head: bytes) -> dict[str, str] | None:
-    try:
-        metadata = json.loads(head.decode())["__metadata__"]
+        metadata = json.loads(file.read(length).decode())["__metadata__"]
         is_ours = metadata["format"] == "ddnf" and all(isinstance(metadata[key], str) for key in _METADATA)
     except (ValueError, TypeError, LookupError, RecursionError):
         return None
@@ -174,14 +171,16 @@ def _metadata(head: bytes) -> dict[str, str] | None:
 def _version(path, text: str) -> int:
     version = int(text) if text.isascii() and text.isdigit() and len(text) < 10 else -1
     if version > FORMAT_VERSION:
-        raise _fault(path, f"of format {version}: this version of ddnf reads up to {FORMAT_VERSION}, use a newer one")
+        raise _error(
+            path, f"which has format {version}; this version of ddnf reads up to {FORMAT_VERSION}: upgrade ddnf"
+        )
     if any(step not in UPGRADES for step in range(version, FORMAT_VERSION)):
-        raise _fault(path, f"of format {text[:10]!r}, from which this version of ddnf has no upgrade")
+        raise _error(path, f"which has format {text[:10]!r}, unknown to this version of ddnf")
     return version
 
 
 def _content(data: bytes, version: int, metadata: dict[str, str]) -> tuple[str, dict, dict] | None:
-    """Kind, header and arrays; None where they are not what the digest was made of."""
+    """Kind, header and arrays; None if they do not match the digest."""
     from safetensors import SafetensorError
     from safetensors.numpy import load
 

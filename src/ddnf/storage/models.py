@@ -20,8 +20,14 @@ _DENSITY_LATER = {"log_likelihood_error": float("nan"), "train_rows": 0, "held_o
 _DENSITY_ARRAYS = ("mean", "scale", "condition_mean", "condition_scale", "losses", "values", "seconds")
 
 
-def save(path: str | PathLike, model: Posterior | Density) -> None:
-    """Writes a model to one file: safetensors, with a JSON header."""
+def save(path: str | PathLike, model: Posterior | Density, *, overwrite: bool = False) -> None:
+    """Writes a model to one file: safetensors, with a JSON header.
+
+    Args:
+        path: the file; an existing model is replaced.
+        model: what to save.
+        overwrite: whether a file that is not a model may be replaced too.
+    """
     try:
         header: dict[str, Any] = dict(flow=describe(model.flow))
     except ValueError as error:  # a flow of the user's own
@@ -31,12 +37,12 @@ def save(path: str | PathLike, model: Posterior | Density) -> None:
     if isinstance(model, Posterior):
         figures = {name: getattr(model, name) for name in _POSTERIOR}
         header |= dict(figures=figures)
-        write(path, "posterior", header, arrays | dict(losses=model.losses, seconds=model.seconds))
+        write(path, "posterior", header, arrays | dict(losses=model.losses, seconds=model.seconds), overwrite=overwrite)
         return
     figures = {name: getattr(model, name) for name in (*_DENSITY, *_DENSITY_LATER)}
     header |= dict(figures=figures, columns=[list(column) for column in model.columns], names=model.names)
     held = {name: array for name in _DENSITY_ARRAYS if (array := getattr(model, name)) is not None}
-    write(path, "density", header, arrays | held)
+    write(path, "density", header, arrays | held, overwrite=overwrite)
 
 
 def load(

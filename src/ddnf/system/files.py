@@ -69,7 +69,7 @@ def check_overwrite(
     is_ours: Callable[[Path], bool] = lambda _: False,
     hint: str = "Choose another name, or move that file away.",
 ) -> None:
-    """Raises a ValueError if `path` exists and is not one of our files.
+    """Raises a ValueError if `path` is an existing file that is not one of ours.
 
     Args:
         path: the file that is about to be written.
@@ -84,9 +84,7 @@ def check_overwrite(
         ValueError: Expected a new file to write to; '/etc/passwd' exists. Choose another name, or move that file away.
     """
     path = Path(path)
-    if not os.path.lexists(path) or (path.is_symlink() and not path.exists()):
-        return
-    if path.is_file() and is_ours(path):
+    if not path.is_file() or is_ours(path):  # folders and devices are refused by `open_atomic`
         return
     expected = f"a new file, or {kind} to replace" if kind else "a new file to write to"
     raise ValueError(f"Expected {expected}; {str(path)!r} {'is neither' if kind else 'exists'}. {hint}")

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from itertools import combinations
+from pathlib import Path
 from typing import Any
 
 import equinox as eqx
@@ -19,6 +20,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from scipy.special import ndtr
 
 from ddnf.flow.bijection import DDNF
+from ddnf.system.files import contains_mark
 
 _MOST_DIMS = 6  # of which all pairs are shown
 _AXIS = np.linspace(-4.2, 4.2, 141)  # of the lattice that carries the Gaussian's mass
@@ -113,6 +115,11 @@ def page(frames_by_name: Mapping[str, dict[str, Any]], title: str) -> str:
     return _PAGE.replace("TITLE", html.escape(title)).replace("WIDGET", widget(frames_by_name))
 
 
+def is_page(path: Path) -> bool:
+    """Whether a file is a page made by `page`, or a report made by `ddnf report`."""
+    return contains_mark(path, MARK.encode())
+
+
 def widget(frames_by_name: Mapping[str, dict[str, Any]]) -> str:
     """The view without a page around it: HTML to be put into one.
 
@@ -129,12 +136,15 @@ def widget(frames_by_name: Mapping[str, dict[str, Any]]) -> str:
     return files("ddnf.viz").joinpath("view.html").read_text("utf-8").replace("FRAMES", data)
 
 
-# The policy makes it certain: nothing is loaded from anywhere.
+# By this line we recognise our own pages, which may be replaced.
+MARK = '<meta name="generator" content="ddnf">'
+# With this policy the browser loads nothing from anywhere.
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 _PAGE = f"""<!doctype html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
+{MARK}
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta http-equiv="Content-Security-Policy" content="{POLICY}">
 <meta name="color-scheme" content="light dark">

@@ -1,0 +1,67 @@
+"""Runs the subcommands, and turns errors into one line."""
+
+import os
+import sys
+import warnings
+from collections.abc import Sequence
+
+import tyro
+
+import ddnf
+from ddnf.cli.bench import bench
+from ddnf.cli.compare import compare
+from ddnf.cli.fit import fit
+from ddnf.cli.report import report
+from ddnf.cli.reproduce import reproduce
+from ddnf.cli.sample import sample
+from ddnf.cli.score import score
+from ddnf.cli.view import view
+
+COMMANDS = (fit, sample, score, view, compare, reproduce, report, bench)
+_DESCRIPTION = (
+    "Deep diffeomorphic normalizing flows: fit densities to tables, draw from them and score rows. "
+    "`ddnf --version` prints the version."
+)
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """Runs the `ddnf` command. Bad input prints one line to standard error and exits with code 2.
+
+    Args:
+        args: the words after `ddnf`; those of the process if None.
+
+    Example:
+        >>> main(["--version"])  # doctest: +ELLIPSIS
+        ddnf ...
+    """
+    args = sys.argv[1:] if args is None else args
+    if list(args) == ["--version"]:
+        print(f"ddnf {ddnf.__version__}")
+        return
+    with warnings.catch_warnings():
+        warnings.showwarning = lambda message, *_, **__: _print_error(f"warning: {message}")
+        try:
+            _app().cli(prog="ddnf", description=_DESCRIPTION, args=args, config=(tyro.conf.DisallowNone,))
+        except BrokenPipeError:
+            # The reader of our output has closed it. Without this, Python would print an error on exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        except OSError as error:
+            _print_error(f"{error.strerror}: {error.filename}" if error.strerror and error.filename else str(error))
+            sys.exit(2)
+        except (ValueError, ImportError) as error:
+            _print_error(str(error))
+            sys.exit(2)
+        except KeyboardInterrupt:
+            _print_error("interrupted")
+            sys.exit(130)
+
+
+def _app() -> tyro.extras.SubcommandApp:
+    app = tyro.extras.SubcommandApp()
+    for command in COMMANDS:
+        app.command(command)
+    return app
+
+
+def _print_error(text: str) -> None:
+    print(f"ddnf: {' '.join(text.split())}", file=sys.stderr)

@@ -1,0 +1,92 @@
+"""`ddnf fit`: a table to a model file."""
+
+import re
+import time
+from pathlib import Path
+
+from tyro.conf import Positional
+
+from ddnf.cli.options import Output, check_output, key_from_seed, parse_support, split_columns
+from ddnf.density import fit_density
+from ddnf.density.tables import open_table
+from ddnf.storage.file import is_model
+
+
+def fit(
+    data: Positional[Path],
+    /,
+    *,
+    output: Output,
+    columns: str | None = None,
+    condition: str | None = None,
+    support: str | None = None,
+    steps: int = 5000,
+    batch: int = 256,
+    learning_rate: float = 5e-3,
+    validation: float = 0.1,
+    patience: int = 10,
+    seed: int = 0,
+    checkpoint: Path | None = None,
+    quiet: bool = False,
+    force: bool = False,
+) -> None:
+    """Fits a density to the rows of a table, and writes it to a model file.
+
+    Args:
+        data: a table: .csv or .tsv (with or without a header), .npy or .parquet.
+        output: the model file to write; an existing model is replaced.
+        columns: names or numbers (from 0) of the columns to model, such as price,age; by default all but the
+            conditions.
+        condition: names or numbers of columns to condition the density on.
+        support: the values that columns can take, such as price=positive,age=count,share=0:1; or one for all, such as
+            positive; or JSON, such as '{"price": "positive", "share": [0, 1]}'. One of real, positive, unit, integer,
+            count, or low:high.
+        steps: maximum number of training steps.
+        batch: rows per step.
+        learning_rate: peak learning rate of Adam.
+        validation: share of the rows to hold out, or their number.
+        patience: stop after this many checks of the held-out rows without a better value.
+        seed: random seed.
+        checkpoint: folder for checkpoints (in its subfolder ddnf-checkpoints); an interrupted run is resumed from it.
+        quiet: show no progress bar and no summary.
+        force: overwrite the output even if it is not a model.
+    """
+    start = time.perf_counter()
+    check_output(output, force=force, kind="a ddnf model", is_ours=is_model)
+    key = key_from_seed(seed)
+    table = open_table(data)
+    modelled, conditions = split_columns(table, columns, condition)
+    labels = [table.label(number) for number in modelled]
+    supports = parse_support(support, table, modelled)
+    values = table.read([*modelled, *conditions])
+    try:
+        density = fit_density(
+            key,
+            values[:, : len(modelled)],
+            values[:, len(modelled) :] if conditions else None,
+            support=supports,
+            names=None if table.names is None else [table.names[number] for number in [*modelled, *conditions]],
+            steps=steps,
+            batch=batch,
+            learning_rate=learning_rate,
+            validation=int(validation) if validation >= 1 and validation.is_integer() else validation,
+            patience=patience,
+            checkpoint=checkpoint,
+            progress=not quiet,
+        )
+    except ValueError as error:
+        raise ValueError(_with_labels(str(error), labels)) from error
+    density.save(output, overwrite=force)
+    if not quiet:
+        print(f"rows            {len(values)}")
+        print(f"columns         {', '.join(map(str, labels))}")
+        if conditions:
+            print(f"given           {', '.join(str(table.label(number)) for number in conditions)}")
+        print(f"log-likelihood  {density.describe_likelihood()}")
+        print(f"time            {time.perf_counter() - start:.1f} s")
+        print(f"model           {output}")
+
+
+def _with_labels(message: str, labels: list[str | int]) -> str:
+    # The library numbers the columns of its array; users know those of their file.
+    return re.sub(r"\bcolumn (\d+)", lambda match: f"column {labels[int(match[1])]!r}", message)

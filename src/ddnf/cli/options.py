@@ -1,0 +1,142 @@
+"""Options that several commands share: output files, seeds, and text that names columns, supports or conditions."""
+
+import csv
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import jax.random as jr
+import numpy as np
+from jaxtyping import PRNGKeyArray
+from tyro.conf import arg
+
+from ddnf.density import Density
+from ddnf.density.columns import Spec
+from ddnf.density.tables import Table, as_number
+from ddnf.storage.models import load
+from ddnf.system.files import check_overwrite
+
+Output = Annotated[Path, arg(aliases=["-o"])]
+OptionalOutput = Annotated[Path | None, arg(aliases=["-o"])]
+
+
+def check_output(path: Path, *, force: bool, kind: str = "", is_ours: Callable[[Path], bool] = lambda _: False) -> None:
+    """Checks before any work is done that its result can be written, and overwrites no file of the user's.
+
+    Args:
+        path: the file to write.
+        force: whether any file may be overwritten.
+        kind: what may be overwritten without `force`, such as "a ddnf model".
+        is_ours: whether an existing file is of that kind.
+    """
+    if path.is_dir() or not path.parent.is_dir():
+        raise ValueError(f"Expected a file in an existing folder to write to; got {str(path)!r}.")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise ValueError(f"Expected a file that may be written; got {str(path)!r}.")
+    if not force:
+        check_overwrite(path, kind=kind, is_ours=is_ours, hint="Use --force to overwrite it.")
+
+
+def key_from_seed(seed: int) -> PRNGKeyArray:
+    """A random key; any seed that JAX cannot take is an error."""
+    if not 0 <= seed < 2**32:
+        raise ValueError(f"Expected a seed from 0 to {2**32 - 1}; got {seed}.")
+    return jr.key(seed)
+
+
+def load_density(path: Path) -> Density:
+    """The density in a model file."""
+    model = load(path)
+    if not isinstance(model, Density):
+        raise ValueError(f"Expected a density; got {str(path)!r}, which holds a {type(model).__name__.lower()}.")
+    return model
+
+
+def split_words(text: str) -> list[str]:
+    """Words between commas; a comma within quotes is part of a word.
+
+    Example:
+        >>> split_words('price, "a, b"')
+        ['price', 'a, b']
+    """
+    return [word.strip() for word in next(csv.reader([text], skipinitialspace=True), [])]
+
+
+def find_column(word: str, table: Table) -> int:
+    """The number of a table's column, from its name or number."""
+    if table.names is not None and word in table.names:
+        return table.names.index(word)
+    if word.isdecimal() and int(word) < table.width:
+        return int(word)
+    known = f"numbers from 0 to {table.width - 1}" if table.names is None else ", ".join(table.names)
+    raise ValueError(f"Expected columns of {str(table.path)!r} ({known[:200]}); got {word!r}.")
+
+
+def split_columns(table: Table, columns: str | None, condition: str | None) -> tuple[list[int], list[int]]:
+    """The numbers of the columns to model, and of those to condition on."""
+    conditions = [] if condition is None else [find_column(word, table) for word in split_words(condition)]
+    if columns is None:
+        modelled = [number for number in range(table.width) if number not in conditions]
+    else:
+        modelled = [find_column(word, table) for word in split_words(columns)]
+    if not modelled or len({*modelled, *conditions}) < len(modelled) + len(conditions):
+        raise ValueError("Expected at least one column, and none both in --columns and --condition or twice.")
+    return modelled, conditions
+
+
+def parse_support(text: str | None, table: Table, modelled: list[int]) -> Spec | list[Spec] | dict[int, Spec] | None:
+    """The `support` of `fit_density` from the text of --support."""
+    if text is None:
+        return None
+    if text.lstrip().startswith(("{", "[")):
+        try:
+            parts = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"Expected JSON for the support; got {text!r}: {error}.") from error
+        if isinstance(parts, list):
+            return [_parse_spec(part) for part in parts]
+    elif "=" not in text:
+        return _parse_spec(text)
+    else:
+        parts = {name: part for name, _, part in (word.partition("=") for word in split_words(text))}
+    supports = {}
+    for word, part in parts.items():
+        number = find_column(word.strip(), table)
+        if number not in modelled:
+            raise ValueError(f"Expected the support of columns that are modelled; got {word!r}, which is not.")
+        supports[modelled.index(number)] = _parse_spec(part)
+    return supports
+
+
+def parse_condition(text: str, density: Density) -> list[float]:
+    """The values to condition on, in the order of the density, from the text of --condition."""
+    words = split_words(text)
+    names = [] if density.names is None else [*density.names[density.dim :]]
+    if all("=" in word for word in words):
+        parts = {name.strip(): number for name, _, number in (word.partition("=") for word in words)}
+        if sorted(parts) != sorted(names):
+            known = ", ".join(names) or "none has a name"
+            raise ValueError(f"Expected a value for each condition ({known}); got {text!r}.")
+        words = [parts[name] for name in names]
+    numbers = [as_number(word) for word in words]
+    if not all(number is not None and np.isfinite(number) for number in numbers):
+        raise ValueError(f"Expected finite numbers to condition on; got {text!r}.")
+    return [number for number in numbers if number is not None]
+
+
+def _parse_spec(part: Any) -> Any:
+    """A support: a name, low:high, or an interval from JSON. `fit_density` checks it."""
+    if isinstance(part, list):
+        return tuple(part)
+    if isinstance(part, str) and ":" in part:
+        low, _, high = part.partition(":")
+        return _parse_bound(low), _parse_bound(high)
+    return part.strip() if isinstance(part, str) else part
+
+
+def _parse_bound(text: str) -> float | None:
+    if text.strip() and as_number(text) is None:
+        raise ValueError(f"Expected numbers as the ends of an interval; got {text!r}.")
+    return as_number(text)

@@ -1,0 +1,87 @@
+"""`ddnf view`: a page that shows a fitted flow in motion."""
+
+import os
+import sys
+import webbrowser
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+from flowjax.bijections import AbstractBijection, Chain, TriangularAffine
+from jaxtyping import Float
+from tyro.conf import Positional
+
+from ddnf.cli.options import OptionalOutput, check_output, parse_condition, split_words
+from ddnf.density import Density
+from ddnf.density.columns import Column
+from ddnf.posterior.fit import Posterior
+from ddnf.storage.models import load
+from ddnf.system.files import write_atomic
+from ddnf.viz.view import frames, is_page, page
+
+
+def view(
+    model: Positional[Path],
+    /,
+    *,
+    output: OptionalOutput = None,
+    condition: str | None = None,
+    columns: str | None = None,
+    no_open: bool = False,
+    force: bool = False,
+) -> None:
+    """Writes a page with a slider that moves a fitted flow through time, and opens it in the browser.
+
+    Args:
+        model: a file with a density or a posterior.
+        output: the page to write; by default beside the model, ending in .html. An existing page of ours is replaced.
+        condition: the values to condition on: 1.5,2 or year=1.5,size=2.
+        columns: names or numbers (from 0) of two or more columns to show; by default the first six.
+        no_open: only write the page.
+        force: overwrite the output even if it is not a page written by this command.
+    """
+    output = model.with_suffix(".html") if output is None else output
+    if output.exists() and model.exists() and output.samefile(model):
+        raise ValueError(f"Expected another file than the model to write the page to; got {str(output)!r}.")
+    check_output(output, force=force, kind="a page made by ddnf", is_ours=is_page)
+    fitted = load(model)
+    flow, labels, values = _flow_to_show(fitted, condition)
+    dims = None if columns is None else [_find_label(word, labels) for word in split_words(columns)]
+    write_atomic(output, page({model.stem: frames(flow, values, labels=labels, dims=dims)}, model.stem))
+    print(f"page            {output}")
+    has_display = sys.platform in ("darwin", "win32") or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
+    if not no_open and has_display:
+        webbrowser.open(output.resolve().as_uri())
+
+
+def _flow_to_show(
+    model: Posterior | Density, condition: str | None
+) -> tuple[AbstractBijection, list[str], Float[np.ndarray, " c"] | None]:
+    """A model's flow to unbounded space, the names of its coordinates, and the standardized condition."""
+    if isinstance(model, Posterior):
+        if condition is not None:
+            raise ValueError("Expected no condition for a posterior; got one.")
+        return model.flow, [f"z[{i}]" for i in range(model.dim)], None
+    values = None if condition is None else parse_condition(condition, model)
+    if (None if values is None else len(values)) != model.condition_dim:
+        raise ValueError(f"Expected {model.condition_dim or 'no'} numbers in --condition; got {len(values or ())}.")
+    standardized = None if values is None else (np.array(values) - model.condition_mean) / model.condition_scale
+    scaling = TriangularAffine(jnp.asarray(model.mean), jnp.asarray(model.scale))
+    names = [f"column {i}" for i in range(model.dim)] if model.names is None else model.names[: model.dim]
+    labels = [_unbounded_name(name, column) for name, column in zip(names, model.columns, strict=True)]
+    return Chain([model.flow, scaling]), labels, standardized
+
+
+def _unbounded_name(name: str, column: Column) -> str:
+    """The name of a column after its transform to the real line."""
+    if column.low is not None and column.high is not None:
+        return f"logit {name}"
+    return name if column.low is None and column.high is None else f"log {name}"
+
+
+def _find_label(word: str, labels: list[str]) -> int:
+    """The number of a coordinate, from its number or its name with or without the transform, as in "log price"."""
+    found = [i for i, label in enumerate(labels) if word in (label, label.partition(" ")[2], str(i))]
+    if not found:
+        raise ValueError(f"Expected columns of the model ({', '.join(labels)[:200]}); got {word!r}.")
+    return found[0]
