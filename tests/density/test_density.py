@@ -424,7 +424,7 @@ def test_one_clear_line(case):
 
 def test_files_that_cannot_be(tmp_path):
     (tmp_path / "damaged.ddnf").write_bytes(b"\0" * 100)
-    with pytest.raises(OSError, match="Could not write the model"):
+    with pytest.raises(OSError, match="Could not write the file"):
         by_hand("real", 1).save(tmp_path / "nowhere" / "model.ddnf")
     with pytest.raises(OSError, match="folder"):
         by_hand("real", 1).save(tmp_path)
