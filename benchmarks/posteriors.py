@@ -44,7 +44,7 @@ METHODS = ("ours", "NUTS", *GUIDES)
 def ours(model, data, seed):
     """`fit_posterior` with its defaults; draws of the fit, not importance-weighted."""
     posterior = ddnf.fit_posterior(jr.key(seed), ddnf.from_numpyro(model, **data), progress=False)
-    figures = dict(khat=posterior.khat, ess=posterior.ess, elbo=posterior.elbo, issues=list(posterior.complaints))
+    figures = dict(khat=posterior.khat, ess=posterior.ess, elbo=posterior.elbo, issues=list(posterior.issues))
     return posterior.sample(jr.key(seed + 1), DRAWS), figures
 
 

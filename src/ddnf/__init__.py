@@ -10,8 +10,7 @@ from ddnf.flow.field import MLPField
 from ddnf.flow.log_det import Divergence, Exact, LogDet, PrintedTaylor, Taylor, Unbiased, with_key
 from ddnf.flow.regularizer import geodesic, inverse_consistency, sobolev
 from ddnf.flow.solver import euler, midpoint, rk4
-from ddnf.posterior.fit import Posterior, fit_posterior
-from ddnf.posterior.target import Target
+from ddnf.posterior import Posterior, Target, fit_posterior
 from ddnf.storage.models import load
 from ddnf.vae import VAE, fit_vae, judge_vae
 

@@ -15,7 +15,7 @@ from jaxtyping import Float, PRNGKeyArray
 
 from ddnf import DDNF, Posterior, Target, certify, fit_density, fit_posterior
 from ddnf.flows import for_evaluation, for_training
-from ddnf.posterior import LostFitError, Search, Verdict, complaints, draw, judge
+from ddnf.posterior import Diagnosis, LostFitError, diagnose, draw, find_issues, gather_evidence
 from ddnf_paper.models import (
     MODELS,
     NUMPYRO,
@@ -175,7 +175,7 @@ def _run_flow(key, target, name, build, settings, plane, progress):
         **_times(seconds, best.seconds, 100),
         **_measure(key, flow, target, plane)[0],
         **_determinants(key, flow),
-        issues=list(best.complaints),
+        issues=list(best.issues),
         losses=plain(best.losses),
     )
 
@@ -194,8 +194,8 @@ def _run_advi(key, target, plane, *, full_rank, progress):
     fit = advi(key, target.log_density, target.dim, full_rank=full_rank, progress=progress)
     seconds = time.perf_counter() - start
     losses = np.asarray(fit.losses, float).reshape(-1, 100).mean(axis=1)
-    measured, verdict = _measure(key, fit.flow, target, plane)
-    issues = complaints(key, fit.flow, target, verdict, losses, Search(target))
+    measured, _ = _measure(key, fit.flow, target, plane)
+    issues = find_issues(gather_evidence(key, fit.flow, target, losses))
     row = dict(parameters=count_parameters(fit.flow), fit_seconds=seconds)
     return row | measured | dict(issues=list(issues), losses=plain(losses))
 
@@ -217,8 +217,8 @@ def _run_nuts(key, target, progress):
     )
 
 
-def _measure(key, flow, target, plane) -> tuple[dict[str, Any], Verdict]:
-    verdict = judge(key, flow, target)
+def _measure(key, flow, target, plane) -> tuple[dict[str, Any], Diagnosis]:
+    verdict = diagnose(key, flow, target)
     draws, log_q = (np.asarray(array, float) for array in draw(flow, key, _EVALUATED))
     row = dict(zip(("elbo", "elbo_error", "log_evidence", "khat", "ess"), verdict, strict=False))
     row |= dict(mean=draws.mean(axis=0).tolist(), deviation=draws.std(axis=0).tolist())

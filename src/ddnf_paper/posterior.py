@@ -16,7 +16,7 @@ from scipy.interpolate import CubicSpline
 from scipy.special import expit
 
 from ddnf import Posterior, Target, fit_posterior
-from ddnf.posterior import KHAT, End, LostFitError, draw, judge
+from ddnf.posterior import KHAT, End, LostFitError, diagnose, draw
 from ddnf.posterior import log_density as evaluate
 from ddnf_paper.compare import fit_flow
 from ddnf_paper.experiment import Experiment, Profile
@@ -172,7 +172,7 @@ def _measure_chains(run: NUTS) -> tuple[dict[str, Any], np.ndarray, dict[str, An
 
 def _measure_flow(key, fit: ADVI | Posterior, target, plane, config, *, by_draws: bool):
     """What is known of a fitted density, its draws, and its picture; KL by quadrature, or from the draws alone."""
-    verdict = judge(key, fit.flow, target)
+    verdict = diagnose(key, fit.flow, target)
     z, log_q = draw(fit.flow, key, config.draws)
     draws = np.asarray(z)
     if by_draws:

@@ -1,6 +1,7 @@
 """NumPyro: its models become targets, and the guide goes wherever NumPyro's own guides go."""
 
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +11,7 @@ import numpyro
 import numpyro.distributions as dist
 import optax
 import pytest
+from flowjax.bijections import Affine
 from numpy.testing import assert_allclose
 from numpyro.distributions import constraints
 from numpyro.distributions.transforms import OrderedTransform
@@ -279,3 +281,54 @@ def test_guide_checks_its_arguments():
         _fit(conjugate, AutoDDNF(conjugate, flow=ddnf.DDNF(jr.key(0), 2)), Y)
     with pytest.raises(ValueError, match="Expected blocks of at least 1; got 0"):
         _fit(conjugate, AutoDDNF(conjugate, blocks=0), Y)
+
+
+# Posteriors in files, and named draws.
+
+
+def posterior_of(target):
+    flow = Affine(jnp.zeros(target.dim), jnp.full(target.dim, 0.5))
+    return ddnf.Posterior(flow, target, 0.0, 0.0, 0.0, 0.0, 1.0, (), np.zeros(1), np.zeros(1))
+
+
+def test_a_saved_posterior_keeps_its_names_without_the_model(tmp_path):
+    posterior = posterior_of(from_numpyro(bounded))
+    posterior.save(tmp_path / "p.ddnf")
+    loaded = ddnf.load(tmp_path / "p.ddnf")
+    assert isinstance(loaded, ddnf.Posterior)
+    draws, expected = loaded.sample(jr.key(0), 20), posterior.sample(jr.key(0), 20)
+    assert set(draws) == set(expected)
+    for name in expected:
+        assert_allclose(draws[name], expected[name], atol=1e-6)
+
+
+@pytest.mark.parametrize(("model", "missing"), [(arrays, "total"), (dynamic, "high, gap")])
+def test_what_a_file_cannot_hold_is_said(model, missing, tmp_path):
+    posterior_of(from_numpyro(model)).save(tmp_path / "p.ddnf")
+    with pytest.warns(UserWarning, match=f"do not have {missing} as fitted.*target="):
+        loaded = ddnf.load(tmp_path / "p.ddnf")
+    assert isinstance(loaded, ddnf.Posterior)
+    named = jax.eval_shape(from_numpyro(model).constrain, jnp.zeros(loaded.dim))
+    assert set(loaded.sample(jr.key(0), 5)) == set(named) - set(missing.split(", "))
+
+
+@pytest.mark.parametrize("model", [bounded, arrays, dynamic])
+def test_log_prob_takes_named_draws(model):
+    posterior = posterior_of(from_numpyro(model))
+    expected = posterior.log_prob(posterior.sample_unconstrained(jr.key(0), 10))
+    assert_allclose(posterior.log_prob(posterior.sample(jr.key(0), 10)), expected, rtol=1e-5)
+
+
+def test_models_are_traced_in_several_threads():
+    def model(y):
+        for site in range(20):
+            numpyro.sample(f"x{site}", dist.Normal(0.0, 1.0))
+        numpyro.sample("y", dist.Normal(0.0, 1.0), obs=y)
+
+    def trace(number):
+        target = from_numpyro(model, Y + number)
+        return [float(jax.jit(lambda z, k=k: target.log_density(z + k))(jnp.zeros(20))) for k in range(5)]
+
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(trace, range(16)))
+    assert_allclose(found, [trace(number) for number in range(16)])

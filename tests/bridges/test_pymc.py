@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
+from flowjax.bijections import Affine
 from numpy.testing import assert_allclose
 
 import ddnf
@@ -172,3 +173,21 @@ def test_single_precision_and_settings_stay():
     environment = {name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", "JAX_ENABLE_X64")}
     done = subprocess.run([sys.executable, "-c", SINGLE], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_named_draws_in_files_and_in_log_prob(pm, tmp_path):
+    with pm.Model() as model:
+        bounded(pm)
+    target = from_pymc(model)
+    flow = Affine(jnp.zeros(target.dim), jnp.full(target.dim, 0.5))
+    posterior = ddnf.Posterior(flow, target, 0.0, 0.0, 0.0, 0.0, 1.0, (), np.zeros(1), np.zeros(1))
+    draws = posterior.sample(jr.key(0), 10)
+    assert_allclose(posterior.log_prob(draws), posterior.log_prob(posterior.sample_unconstrained(jr.key(0), 10)))
+    posterior.save(tmp_path / "p.ddnf")
+    with pytest.warns(UserWarning, match="do not have scales, .* as fitted"):
+        loaded = ddnf.load(tmp_path / "p.ddnf")
+    assert isinstance(loaded, ddnf.Posterior)
+    found = loaded.sample(jr.key(0), 10)
+    assert set(found) == {"positive", "interval", "above", "simplex", "ordered"}
+    for name, values in found.items():
+        assert_allclose(values, draws[name], atol=1e-6)

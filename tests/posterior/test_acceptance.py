@@ -37,7 +37,7 @@ TABLE2, TEXTBOOK = (ddnf.Target(density, 2) for density in (cancer.table2, cance
 
 def cancer_fit(target, known, seed):
     posterior = ddnf.fit_posterior(jr.key(seed), target, progress=False)
-    assert posterior.khat < 0.7 and not posterior.complaints
+    assert posterior.khat < 0.7 and not posterior.issues
     assert_allclose(posterior.log_evidence, known["log_z"], atol=0.02)
     return posterior, np.asarray(posterior.sample(jr.key(seed + 100), 200_000))
 
@@ -72,7 +72,7 @@ def test_posteriordb(name):
     model = POSTERIORS[name]
     target = ddnf.from_numpyro(model.model, **model.data(folder()))
     posterior = ddnf.fit_posterior(jr.key(0), target, progress=False)
-    assert posterior.khat < 0.7 and not posterior.complaints
+    assert posterior.khat < 0.7 and not posterior.issues
     draws = {site: np.asarray(values) for site, values in posterior.sample(jr.key(1), 20_000).items()}
     for scalar, error in errors(model.scalars(draws), reference(folder(), name)).items():
         assert error.mean < 0.05, scalar

@@ -13,8 +13,8 @@ from flowjax.bijections import Affine
 from numpy.testing import assert_allclose
 
 import ddnf
+from ddnf.posterior import Posterior
 from ddnf.posterior.export import to_arviz
-from ddnf.posterior.fit import Posterior
 from ddnf.posterior.target import Target
 
 FIGURES = dict(elbo=-1.2, elbo_error=0.01, log_evidence=-1.1, khat=0.3, ess=0.8)
@@ -34,7 +34,7 @@ def posterior(constrain=None):
         flow,
         Target(log_density, 2, constrain=constrain),
         **FIGURES,
-        complaints=(),
+        issues=(),
         losses=np.array([1.0]),
         seconds=np.array([1.0]),
     )
@@ -93,5 +93,5 @@ def test_next_version_of_arviz(monkeypatch):
 
 
 def test_needs_a_draw():
-    with pytest.raises(ValueError, match="Expected at least 1 draw; got 0"):
+    with pytest.raises(ValueError, match="Expected n to be an integer of at least 1; got 0"):
         to_arviz(posterior(), jr.key(0), 0)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
-from ddnf.posterior.importance import calibrate, effective_share, psis
+from ddnf.posterior import calibrate, effective_share, psis
 
 
 @pytest.mark.parametrize("slope", [0.1, 0.2, 0.3, 0.45])

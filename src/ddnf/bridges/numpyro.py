@@ -1,6 +1,7 @@
 """NumPyro: its models as targets, and a guide for its SVI."""
 
 from collections.abc import Callable, Sequence
+from threading import RLock
 from typing import Any
 
 import jax
@@ -11,24 +12,30 @@ from flowjax.distributions import StandardNormal, Transformed
 from jax.flatten_util import ravel_pytree
 
 from ddnf.flow.bijection import DDNF
-from ddnf.posterior.fit import default_flow
+from ddnf.posterior.sites import Site
+from ddnf.posterior.stages import default_flow
 from ddnf.posterior.target import Target
 from ddnf.system.optional import require
 
 numpyro = require("numpyro", "numpyro")
 glue = require("flowjax.experimental.numpyro", "numpyro")
 handlers, infer, util = numpyro.handlers, numpyro.infer, numpyro.infer.util
+transforms = numpyro.distributions.transforms
+
+# NumPyro traces models with global state: one thread at a time.
+_TRACING = RLock()
 
 
 def from_numpyro(model: Callable, *args: Any, **kwargs: Any) -> Target:
     """The posterior of a NumPyro model, given the arguments of the model.
 
-    The density is that of the unconstrained parameters, with all Jacobians; draws come back as a dict of the
-    constrained ones, deterministic sites included. Sites of `numpyro.param` stay at their initial values.
+    The density is that of the unconstrained parameters, with all Jacobians. Draws are a dict of the constrained ones,
+    deterministic sites included. Sites of `numpyro.param` stay at their initial values. Fits of several models may run
+    in several threads: tracing is serialized.
 
     Args:
         model: a function with NumPyro's primitives; its sites are continuous or observed, its data not subsampled.
-        args, kwargs: what it is called with.
+        args, kwargs: arguments of the model.
 
     Example:
         >>> import jax.numpy as jnp, numpyro, numpyro.distributions as dist
@@ -51,9 +58,10 @@ def from_numpyro(model: Callable, *args: Any, **kwargs: Any) -> Target:
         info = util.initialize_model(key, model, model_args=args, model_kwargs=kwargs, validate_grad=False)
         return info.param_info.z
 
-    # Shapes are all that is needed: nothing is compiled or run here.
+    # Only shapes are needed: nothing is compiled or run here.
     try:
-        shapes = jax.eval_shape(prototype, jr.key(0))
+        with _TRACING:
+            shapes = jax.eval_shape(prototype, jr.key(0))
     except Exception as error:
         first = (str(error).strip().splitlines() or [""])[0]
         message = f"Expected a NumPyro model that runs on the arguments; it raised {type(error).__name__}: {first}"
@@ -65,25 +73,40 @@ def from_numpyro(model: Callable, *args: Any, **kwargs: Any) -> Target:
     seeded = handlers.seed(model, jr.key(0))
 
     def log_density(z):
-        return -util.potential_energy(seeded, args, kwargs, unravel(z.astype(flat.dtype)))
+        with _TRACING:
+            return -util.potential_energy(seeded, args, kwargs, unravel(z.astype(flat.dtype)))
 
     def constrain(z):
-        return util.constrain_fn(seeded, args, kwargs, unravel(z.astype(flat.dtype)), return_deterministic=True)
+        with _TRACING:
+            return util.constrain_fn(seeded, args, kwargs, unravel(z.astype(flat.dtype)), return_deterministic=True)
 
-    return Target(log_density, int(flat.size), constrain=constrain)
+    def unconstrain(draw):
+        with _TRACING:
+            named = {name: draw[name] for name in shapes}
+            return ravel_pytree(util.unconstrain_fn(seeded, args, kwargs, named))[0].astype(flat.dtype)
+
+    def sites():
+        with _TRACING:
+            started = handlers.substitute(seeded, substitute_fn=infer.init_to_uniform)
+            trace = handlers.trace(started).get_trace(*args, **kwargs)
+        # Flattened dicts are in the order of their keys.
+        return tuple(_site(name, shapes[name].shape, trace[name]["fn"].support) for name in sorted(shapes))
+
+    return Target(log_density, int(flat.size), constrain=constrain, unconstrain=unconstrain, sites=sites)
 
 
 class AutoDDNF(infer.autoguide.AutoContinuous):
     """A NumPyro guide: a standard normal through a flow and then an affine map, in the unconstrained space.
 
-    Works with `SVI`, `Predictive` and `NeuTraReparam` as NumPyro's own guides do. The affine map is triangular up to
-    128 dimensions, diagonal above. Let the learning rate decay, as here: else the last steps' noise stays in the fit.
+    Works with `SVI`, `Predictive` and `NeuTraReparam` like NumPyro's own guides. The affine map is triangular up to
+    128 dimensions, diagonal above. Let the learning rate decay as in the example, or the noise of the last steps stays
+    in the fit.
 
     Args:
         model: a NumPyro model with continuous latent sites.
-        flow: a bijection (dim,) -> (dim,) to be trained instead of the default for this dimension.
+        flow: a bijection (dim,) -> (dim,) to train instead of the default for this dimension.
         blocks, steps, hidden, activation: of the `DDNF` where no flow is given; None for those of the default.
-        prefix, init_loc_fn, init_scale: as in NumPyro's guides: names, first location, and first deviation.
+        prefix, init_loc_fn, init_scale: as in NumPyro's guides: names, initial location and deviation.
 
     Example:
         >>> import jax.random as jr, numpyro, numpyro.distributions as dist, optax
@@ -131,7 +154,7 @@ class AutoDDNF(infer.autoguide.AutoContinuous):
 
     def _get_posterior(self):
         bijection = glue.register_params(f"{self.prefix}_flow", self._bijection)
-        # NumPyro's own base, since FlowJAX's takes no keys of the old kind.
+        # NumPyro's own base: FlowJAX's does not accept raw keys.
         transforms = glue.distribution_to_numpyro(Transformed(StandardNormal(bijection.shape), bijection)).transforms
         return numpyro.distributions.TransformedDistribution(self.get_base_dist(), transforms)
 
@@ -157,3 +180,31 @@ def _fault(site) -> str | None:
         return f"discrete {site['name']}: sum it out"
     if site["type"] == "plate" and site["args"][1] not in (None, site["args"][0]):
         return f"a subsample in {site['name']}: drop its subsample_size"
+
+
+def _site(name, shape, support) -> Site:
+    """A site with the transform from the real numbers to its support; "unknown" if it is not a standard one."""
+    return Site(name, tuple(shape), *_described(numpyro.distributions.biject_to(support)))
+
+
+def _described(transform) -> tuple[str, dict[str, Any]]:
+    if isinstance(transform, transforms.IndependentTransform):
+        return _described(transform.base_transform)
+    if isinstance(transform, transforms.ComposeTransform) and len(transform.parts) == 2:
+        first, second = transform.parts
+        name, parameters = _described(first)
+        if isinstance(second, transforms.AffineTransform) and name in ("exp", "sigmoid") and not parameters:
+            return name, dict(loc=jnp.asarray(second.loc).tolist(), scale=jnp.asarray(second.scale).tolist())
+        return "unknown", {}
+    return next((name for kind, name in _STANDARD.items() if type(transform) is kind), "unknown"), {}
+
+
+_STANDARD = {
+    transforms.IdentityTransform: "identity",
+    transforms.ExpTransform: "exp",
+    transforms.SigmoidTransform: "sigmoid",
+    transforms.StickBreakingTransform: "sticks",
+    transforms.OrderedTransform: "ordered",
+    transforms.CorrCholeskyTransform: "corr_cholesky",
+    transforms.LowerCholeskyTransform: "lower_cholesky",
+}

@@ -12,6 +12,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from ddnf.flow.random import generator
+from ddnf.posterior.sites import Site
 from ddnf.posterior.target import Target
 from ddnf.system.optional import require
 
@@ -19,15 +20,15 @@ from ddnf.system.optional import require
 def from_pymc(model: Any) -> Target:
     """The posterior of a PyMC model.
 
-    The density is that of the unconstrained (transformed) variables, with all Jacobians; draws come back as a dict of
-    the variables as they are named in the model, deterministics included. Data is taken as it is now: call again
-    after `pm.set_data`. Searches start around the model's initial point, as PyMC's do.
+    The density is that of the unconstrained (transformed) variables, with all Jacobians. Draws are a dict of the
+    variables as named in the model, deterministics included. Data are those at the time of the call: call again after
+    `pm.set_data`. Searches start around the model's initial point, as PyMC's do.
 
     Args:
         model: a `pymc.Model` with continuous free variables. It is computed in JAX's precision, not in PyMC's.
 
     Example:
-        >>> import warnings; warnings.simplefilter("ignore")  # PyMC's imports have much to say
+        >>> import warnings; warnings.simplefilter("ignore")  # imports of PyMC warn
         >>> import jax.numpy as jnp, pymc as pm
         >>> with pm.Model() as model:
         ...     scale = pm.HalfNormal("scale", 1.0)
@@ -45,8 +46,8 @@ def from_pymc(model: Any) -> Target:
     start = model.initial_point(random_seed=0)
     flat, unravel = ravel_pytree([jnp.asarray(start[v.name], jnp.result_type(float)) for v in model.value_vars])
     shown = pymc.util.get_default_varnames(model.unobserved_value_vars, include_transformed=False)
-    density = _jaxified(backend, model, [model.logp()])
-    values = _jaxified(backend, model, shown)
+    density = _jaxified(backend, model.value_vars, [model.logp()])
+    values = _jaxified(backend, model.value_vars, shown)
 
     def log_density(z):
         return density(unravel(z.astype(flat.dtype)))[0].astype(flat.dtype)
@@ -57,7 +58,50 @@ def from_pymc(model: Any) -> Target:
     def initial(key):
         return np.asarray(flat, float) + generator(key).uniform(-1.0, 1.0, flat.size)
 
-    return Target(log_density, int(flat.size), constrain=constrain, initial=initial)
+    def unconstrain(draw):
+        named = [jnp.asarray(draw[v.name], flat.dtype) for v in model.free_RVs]
+        return ravel_pytree(_forward(backend, model)(named))[0].astype(flat.dtype)
+
+    def sites():
+        ends = [constrain(jnp.full(flat.size, end, flat.dtype)) for end in (-30.0, 30.0)]
+        named = zip(model.free_RVs, model.value_vars, strict=True)
+        return tuple(_site(model, rv, start[value.name].shape, *(end[rv.name] for end in ends)) for rv, value in named)
+
+    dim = int(flat.size)
+    return Target(log_density, dim, constrain=constrain, initial=initial, unconstrain=unconstrain, sites=sites)
+
+
+def _forward(backend, model) -> Callable[[list], list]:
+    """From constrained to unconstrained variables."""
+    outputs, fresh = [], {rv: rv.type(rv.name) for rv in model.free_RVs}
+    for rv in model.free_RVs:
+        transform = model.rvs_to_transforms[rv]
+        outputs.append(rv if transform is None else transform.forward(rv, *rv.owner.inputs))
+    replaced = require("pytensor.graph.replace", "pymc").clone_replace(outputs, fresh)
+    return _jaxified(backend, list(fresh.values()), replaced)
+
+
+def _site(model, rv, shape, low, high) -> Site:
+    """A variable with its transform; `low` and `high` are its values at -30 and 30."""
+    transform = model.rvs_to_transforms[rv]
+    name = "identity" if transform is None else transform.name
+    if name != "interval":
+        return Site(rv.name, shape, _STANDARD.get(name, "unknown"), {})
+    low, high = np.asarray(low, float), np.asarray(high, float)
+    if (np.abs(high) > 1e10).all():
+        kind, loc, scale = "exp", low, np.sign(high)
+    else:
+        kind, loc, scale = "sigmoid", low, high - low
+    return Site(rv.name, shape, kind, dict(loc=loc.tolist(), scale=scale.tolist()))
+
+
+_STANDARD = {
+    "identity": "identity",
+    "log": "exp",
+    "logodds": "sigmoid",
+    "simplex": "softmax",
+    "ordered": "ordered",
+}
 
 
 def _check(pymc, model):
@@ -70,9 +114,9 @@ def _check(pymc, model):
         raise ValueError("Expected a PyMC model with free variables; got none.")
 
 
-def _jaxified(backend, model, outputs) -> Callable[[list], list]:
+def _jaxified(backend, inputs, outputs) -> Callable[[list], list]:
     try:
-        function = backend.get_jaxified_graph(inputs=model.value_vars, outputs=outputs)
+        function = backend.get_jaxified_graph(inputs=inputs, outputs=outputs)
     except Exception as error:
         first = (str(error).strip().splitlines() or [""])[0]
         message = f"Expected a PyMC model that JAX can run; it raised {type(error).__name__}: {first}"
@@ -80,7 +124,7 @@ def _jaxified(backend, model, outputs) -> Callable[[list], list]:
 
     def call(values):
         with warnings.catch_warnings():
-            # PyTensor's graphs ask for float64 and int64; without x64 JAX takes 32 bits, and that is meant.
+            # PyTensor's graphs ask for float64 and int64; without x64 JAX computes in 32 bits, as intended.
             warnings.filterwarnings("ignore", "Explicitly requested dtype", UserWarning)
             return function(*values)
 
@@ -89,7 +133,7 @@ def _jaxified(backend, model, outputs) -> Callable[[list], list]:
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Undoes what importing PyMC's JAX backend does: turn x64 on, and ask for 100 devices; and ArviZ's daily notice."""
+    """Undoes side effects of importing PyMC's JAX backend: it turns x64 on and asks for 100 devices."""
     x64, flags = jax.config.values["jax_enable_x64"], os.environ.get("XLA_FLAGS")
     try:
         with warnings.catch_warnings():

@@ -14,7 +14,7 @@ from tyro.conf import Positional
 from ddnf.cli.options import OptionalOutput, check_output, parse_condition, split_words
 from ddnf.density import Density
 from ddnf.density.columns import Column
-from ddnf.posterior.fit import Posterior
+from ddnf.posterior import Posterior
 from ddnf.storage.models import load
 from ddnf.system.files import write_atomic
 from ddnf.viz.view import frames, is_page, page

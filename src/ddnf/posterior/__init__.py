@@ -1,28 +1,37 @@
-"""Posteriors: targets, fits, their diagnosis, and what the fits are made of."""
+"""Posteriors: a flow fitted to a density known up to a constant."""
 
-from ddnf.posterior.diagnosis import KHAT, LostFitError, Verdict, complaints, draw, judge, log_density, log_prob
-from ddnf.posterior.fit import Posterior, fit_posterior
-from ddnf.posterior.importance import calibrate, effective_share, psis
-from ddnf.posterior.modes import Search
+from ddnf.posterior.calibration import Calibration, calibrate
+from ddnf.posterior.diagnosis import KHAT, Diagnosis, diagnose
+from ddnf.posterior.evaluate import LostFitError, draw, log_density, log_prob
+from ddnf.posterior.fit import fit_posterior
+from ddnf.posterior.importance import effective_share, psis
+from ddnf.posterior.issues import Evidence, find_issues, gather_evidence
+from ddnf.posterior.log import Log
 from ddnf.posterior.objective import End, ReverseKL, best_gradient
+from ddnf.posterior.result import Posterior
+from ddnf.posterior.stages import default_flow
 from ddnf.posterior.target import Target
 
 __all__ = [
     "KHAT",
+    "Calibration",
+    "Diagnosis",
     "End",
+    "Evidence",
+    "Log",
     "LostFitError",
     "Posterior",
     "ReverseKL",
-    "Search",
     "Target",
-    "Verdict",
     "best_gradient",
     "calibrate",
-    "complaints",
+    "default_flow",
+    "diagnose",
     "draw",
     "effective_share",
+    "find_issues",
     "fit_posterior",
-    "judge",
+    "gather_evidence",
     "log_density",
     "log_prob",
     "psis",

@@ -1,4 +1,4 @@
-"""Fits in the form that ArviZ reads."""
+"""Posteriors in the format of ArviZ."""
 
 import warnings
 from typing import TYPE_CHECKING, Any
@@ -7,11 +7,12 @@ import jax
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
-from ddnf.posterior import diagnosis as judge
+from ddnf.posterior import evaluate
+from ddnf.system.checks import check_count, check_key
 from ddnf.system.optional import require
 
 if TYPE_CHECKING:
-    from ddnf.posterior.fit import Posterior
+    from ddnf.posterior.result import Posterior
 
 _FIGURES = ("khat", "elbo", "elbo_error", "ess", "log_evidence")
 
@@ -37,14 +38,14 @@ def to_arviz(posterior: "Posterior", key: PRNGKeyArray, n: int = 1000) -> Any:
     """
     from ddnf import __version__
 
-    if n < 1:
-        raise ValueError(f"Expected at least 1 draw; got {n}.")
-    z, log_q = judge.draw(posterior.flow, key, n)
-    stats, draws, target = {"log_q": log_q}, z, posterior.target
+    check_key(key)
+    check_count(n=n)
+    z, log_q = evaluate.draw(posterior.flow, key, n)
+    stats, target = {"log_q": log_q}, posterior.target
     if target is not None:
-        lp = judge.log_density(target.log_density, z)
-        stats |= {"lp": lp, "log_weight": judge.clean(lp - log_q)}
-        draws = z if target.constrain is None else jax.jit(jax.vmap(target.constrain))(z)
+        lp = evaluate.log_density(target.log_density, z)
+        stats |= {"lp": lp, "log_weight": evaluate.clean(lp - log_q)}
+    draws = posterior.constrain(z)
     groups = {"posterior": draws if isinstance(draws, dict) else {"z": draws}, "sample_stats": stats}
     attributes = {name: float(getattr(posterior, name)) for name in _FIGURES}
     attributes |= {"inference_library": "ddnf", "inference_library_version": __version__}

@@ -1,27 +1,25 @@
-"""A Gaussian to start from: the best on the ways to the modes, after Pathfinder, with the target's curvature."""
+"""Gaussians at the modes of a target: the best on the path to each, as in Pathfinder, with the target's curvature."""
 
-from collections.abc import Callable
-from functools import lru_cache
 from typing import NamedTuple
 
-import jax
-import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 from jaxtyping import Float, PRNGKeyArray
 from scipy import optimize
 
 from ddnf.flow.random import generator
+from ddnf.posterior.curvature import Derivatives
+from ddnf.posterior.proper import IMPROPER
 from ddnf.posterior.target import Target
 
-# Beyond so many dimensions, covariances are diagonal.
+# Beyond this many dimensions, covariances are diagonal.
 LARGEST_FULL = 128
 _DRAWS = 24
 _POINTS = 6
 
 
 class Gaussian(NamedTuple):
-    """A Gaussian with its ELBO, and the point that the search which found it led to."""
+    """A Gaussian with its ELBO, and the mode at the end of the path that it was found on."""
 
     mean: Float[np.ndarray, " dim"]
     scale: Float[np.ndarray, "dim dim"]
@@ -29,71 +27,62 @@ class Gaussian(NamedTuple):
     mode: Float[np.ndarray, " dim"]
 
 
-def _compiled(log_density: Callable) -> tuple[Callable, Callable]:
-    """Value and gradient, and Hessian."""
-    return jax.jit(jax.value_and_grad(log_density)), jax.jit(jax.hessian(log_density))
-
-
-# Who fits one target again and again need not wait for the compiler each time.
-_kept = lru_cache(maxsize=2)(_compiled)
-
-
 class Search:
-    """Looks for modes of a target with L-BFGS, and for Gaussians on the way. Compiles once for all searches."""
+    """Looks for modes of a target with L-BFGS, and for Gaussians along the paths to them."""
 
     def __init__(self, target: Target):
         self.target = target
+        self._derivatives = Derivatives(target.log_density)
         self._modes: dict[bytes, np.ndarray | None] = {}
-        try:
-            self._value_and_gradient, self._hessian = _kept(target.log_density)
-        except TypeError:  # a density that is no key of a dictionary, such as a module that holds arrays
-            self._value_and_gradient, self._hessian = _compiled(target.log_density)
+
+    @property
+    def gradients(self) -> int:
+        """Number of gradient evaluations so far."""
+        return self._derivatives.count
 
     def value(self, z: np.ndarray) -> tuple[float, np.ndarray]:
-        # NumPy's arrays go into compiled functions in half the time of JAX's own conversion.
-        value, gradient = self._value_and_gradient(np.asarray(z, jnp.result_type(float)))
-        return float(value), np.asarray(gradient, float)
+        return self._derivatives.value_and_gradient(z)
 
     def is_finite(self, z: np.ndarray) -> bool:
         value, gradient = self.value(z)
         return bool(np.isfinite(value) and np.isfinite(gradient).all())
 
     def climb(self, start: np.ndarray) -> np.ndarray:
-        """The points on the way from `start` to a mode."""
+        """The points of the path from `start` to a mode."""
 
         def negative(z):
             value, gradient = self.value(z)
-            # A wall where there is no density: the line search turns back.
+            # A wall where there is no density makes the line search turn back.
             return (
                 (-value, -gradient)
                 if np.isfinite(value) and np.isfinite(gradient).all()
                 else (1e25, np.zeros_like(gradient))
             )
 
-        way = [np.asarray(start, float)]
+        path = [np.asarray(start, float)]
         optimize.minimize(
             negative,
-            way[0],
+            path[0],
             jac=True,
             method="L-BFGS-B",
-            callback=lambda z: way.append(np.array(z)),
+            callback=lambda z: path.append(np.array(z)),
             options=dict(maxiter=1000, maxfun=2000, maxcor=20),
         )
-        return np.stack([*way, self._polish(way[-1])])
+        return np.stack([*path, self._newton(path[-1])])
 
     def mode_from(self, start: np.ndarray) -> np.ndarray | None:
-        """The mode above `start`; None if the way leads to none. Each start is climbed from once."""
+        """The mode that a climb from `start` reaches, or None; remembers the result for each start."""
         name = np.asarray(start, float).tobytes()
         if name not in self._modes:
             mode = self.climb(start)[-1] if self.is_finite(start) else None
             self._modes[name] = mode if mode is not None and self.is_mode(mode) else None
         return self._modes[name]
 
-    def _polish(self, z: np.ndarray) -> np.ndarray:
-        """A few of Newton's steps: L-BFGS stops early where the scales of the parameters differ much."""
+    def _newton(self, z: np.ndarray) -> np.ndarray:
+        """A few Newton steps: L-BFGS stops early where the parameters have very different scales."""
         value, gradient = self.value(z)
         for _ in range(20):
-            hessian = self._curvature(z)
+            hessian = self._derivatives.hessian(z)
             if hessian is None:
                 break
             scale, _ = _factor(-hessian)
@@ -108,28 +97,29 @@ class Search:
         return z
 
     def is_mode(self, z: np.ndarray) -> bool:
-        """Whether the density is flat at a point, measured by its own curvature: not where a search got stuck."""
-        hessian = self._curvature(z)
+        """Whether the gradient vanishes, measured by the curvature: not where a search got stuck."""
+        hessian = self._derivatives.hessian(z)
         if hessian is None:
             return False
         return bool(np.linalg.norm(_factor(-hessian)[0].T @ self.value(z)[1]) < 0.3)
 
-    def _curvature(self, z: np.ndarray) -> np.ndarray | None:
-        hessian = np.asarray(self._hessian(np.asarray(z, jnp.result_type(float))), float)
-        return hessian if np.isfinite(hessian).all() else None
+    def laplace(self, mode: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+        """Mean and triangular scale of the Gaussian with the target's curvature at a mode."""
+        hessian = self._derivatives.hessian(mode)
+        return None if hessian is None else (mode, _factor(-hessian)[0])
 
     def gaussian(self, key: PRNGKeyArray, start: np.ndarray) -> Gaussian | None:
-        """The Gaussian of highest ELBO on the way from `start` to a mode; None if there is none with a finite one."""
-        way = self.climb(start)
-        # The end is where the best one mostly is; for a funnel it is before.
-        chosen = np.unique(np.round((len(way) - 1) * np.linspace(0, 1, _POINTS) ** 0.5).astype(int))
+        """The Gaussian of highest ELBO on the path from `start` to a mode; None if no ELBO is finite."""
+        path = self.climb(start)
+        # The best is mostly at the end of the path; for a funnel it is before.
+        chosen = np.unique(np.round((len(path) - 1) * np.linspace(0, 1, _POINTS) ** 0.5).astype(int))
         half = generator(key).normal(size=(_DRAWS // 2, self.target.dim))
         noise = np.concatenate([half, -half])
-        found = [g for point in way[chosen] if (g := self._at(point, noise, way[-1])) is not None]
+        found = [g for point in path[chosen] if (g := self._at(point, noise, path[-1])) is not None]
         return max(found, key=lambda g: g.elbo, default=None)
 
     def _at(self, point, noise, mode) -> Gaussian | None:
-        hessian = self._curvature(point)
+        hessian = self._derivatives.hessian(point)
         if hessian is None:
             return None
         scale, half_log_det = _factor(-hessian)
@@ -138,9 +128,9 @@ class Search:
         return Gaussian(point, scale, float(elbo), mode) if np.isfinite(elbo) else None
 
 
-def starts(key: PRNGKeyArray, target: Target, search: Search, count: int) -> np.ndarray:
-    """Random points with a finite density, to search from."""
-    points, tries = [], 100
+def starts(key: PRNGKeyArray, target: Target, search: Search, count: int) -> Float[np.ndarray, "n dim"]:
+    """Random points at which the density and its gradient are finite, up to `count` of them."""
+    points, tries = [], max(100, 10 * count)
     for number in range(tries):
         point = target.start(jr.fold_in(key, number))
         if search.is_finite(point):
@@ -166,6 +156,8 @@ def gaussians(key: PRNGKeyArray, target: Target, search: Search, count: int) -> 
             "Expected a log_density that is finite and smooth around its modes; got NaN or infinity there. "
             "Bounded parameters must be transformed to unbounded ones."
         )
+    if not ranked[0].elbo < 1e25:
+        raise ValueError(IMPROPER.format(found="grows without bound"))
     distinct = ranked[:1]
     for g in ranked[1:]:
         if search.is_mode(g.mode) and all(is_apart(g.mode, other) for other in distinct):
@@ -175,13 +167,13 @@ def gaussians(key: PRNGKeyArray, target: Target, search: Search, count: int) -> 
 
 
 def is_apart(point: Float[np.ndarray, " dim"], gaussian: Gaussian) -> bool:
-    """Whether a mode lies outside of another's bulk: not the same mode, found with another precision."""
+    """Whether a mode lies outside the bulk of a Gaussian: not the same mode found with another precision."""
     whitened = np.linalg.solve(gaussian.scale, point - gaussian.mode)
     return bool(np.sum(whitened**2) > 4 * (len(point) + 3 * np.sqrt(2 * len(point))))
 
 
 def merged(modes: list[Gaussian]) -> Gaussian:
-    """One Gaussian with the mean and covariance of the mixture of those that matter."""
+    """One Gaussian with the mean and covariance of the mixture of all."""
     best = modes[0]
     if len(modes) == 1:
         return best
@@ -196,11 +188,11 @@ def merged(modes: list[Gaussian]) -> Gaussian:
 def _factor(precision):
     """A lower triangular L with L L^T = |precision|^-1, and half the log-determinant of that.
 
-    Directions in which the target curves upwards count by the size of their curvature.
+    Directions in which the target curves upwards enter by the absolute value of their curvature.
     """
-    scale = np.sqrt(np.maximum(np.abs(np.diag(precision)), 1e-300))
+    scale = np.sqrt(np.maximum(np.abs(np.diag(precision)), 1e-30))
     values, vectors = np.linalg.eigh(precision / np.outer(scale, scale))
-    values = np.maximum(np.abs(values), 1e-8 * np.abs(values).max())
+    values = np.maximum(np.abs(values), max(1e-8 * np.abs(values).max(), 1e-30))
     root = (vectors / np.sqrt(values)) / scale[:, None]
     # root root^T = L L^T: the triangle comes from a QR of root^T, which needs no squares.
     triangle = np.asarray(np.linalg.qr(root.T, mode="r")).T

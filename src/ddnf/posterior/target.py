@@ -1,4 +1,4 @@
-"""What a posterior is fitted to."""
+"""The density that a posterior is fitted to."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from ddnf.flow.random import generator
+from ddnf.posterior.sites import Site
 
 
 class Target(eqx.Module):
@@ -21,6 +22,8 @@ class Target(eqx.Module):
         constrain: from a point to what a user wants to see of it, such as a dict of constrained parameters; None
             for the point itself.
         initial: from a random key to a point to start the search for modes from; None for uniform on [-2, 2]^dim.
+        unconstrain: the inverse of `constrain`, for `Posterior.log_prob` of named draws; None if there is none.
+        sites: returns a description of `constrain` by standard transforms, stored with a saved posterior.
 
     Example:
         >>> import jax.numpy as jnp
@@ -33,6 +36,8 @@ class Target(eqx.Module):
     dim: int = eqx.field(static=True)
     constrain: Callable[[Array], Any] | None
     initial: Callable[[PRNGKeyArray], Array] | None
+    unconstrain: Callable[[Any], Array] | None
+    sites: Callable[[], tuple[Site, ...]] | None
 
     def __init__(
         self,
@@ -41,6 +46,8 @@ class Target(eqx.Module):
         *,
         constrain: Callable | None = None,
         initial: Callable | None = None,
+        unconstrain: Callable | None = None,
+        sites: Callable[[], tuple[Site, ...]] | None = None,
     ):
         if not callable(log_density):
             raise ValueError(f"Expected log_density to be a function; got {log_density!r}.")
@@ -48,6 +55,7 @@ class Target(eqx.Module):
             raise ValueError(f"Expected dim to be an integer of at least 1; got {dim!r}.")
         self.log_density, self.dim = log_density, dim
         self.constrain, self.initial = constrain, initial
+        self.unconstrain, self.sites = unconstrain, sites
         self._check()
 
     def start(self, key: PRNGKeyArray) -> Float[np.ndarray, " dim"]:

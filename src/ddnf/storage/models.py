@@ -1,5 +1,6 @@
 """Fitted models in files: `save` and `load` of posteriors and densities."""
 
+import warnings
 from os import PathLike
 from typing import Any
 
@@ -8,7 +9,9 @@ from flowjax.bijections import AbstractBijection
 
 from ddnf.density.columns import Column
 from ddnf.density.result import Density
-from ddnf.posterior.fit import Posterior
+from ddnf.posterior.log import Log, Row
+from ddnf.posterior.result import Posterior
+from ddnf.posterior.sites import Site, describe_target, missing_names
 from ddnf.posterior.target import Target
 from ddnf.storage.description import describe, rebuild
 from ddnf.storage.file import pack, read, unpack, write
@@ -32,11 +35,13 @@ def save(path: str | PathLike, model: Posterior | Density, *, overwrite: bool = 
         header: dict[str, Any] = dict(flow=describe(model.flow))
     except ValueError as error:  # a flow of the user's own
         header = dict(flow=None, reason=str(error))
-    header["issues"] = list(model.issues if isinstance(model, Density) else model.complaints)
+    header["issues"] = list(model.issues)
     arrays = {f"flow{name}": array for name, array in pack(model.flow).items()}
     if isinstance(model, Posterior):
         figures = {name: getattr(model, name) for name in _POSTERIOR}
-        header |= dict(figures=figures)
+        sites = model.sites if model.target is None else describe_target(model.target)
+        rows = [[None if cell != cell else cell for cell in row] for row in model.log]  # JSON has no NaN
+        header |= dict(figures=figures, sites=[list(site) for site in sites], log=rows, stage=model.stage)
         write(path, "posterior", header, arrays | dict(losses=model.losses, seconds=model.seconds), overwrite=overwrite)
         return
     figures = {name: getattr(model, name) for name in (*_DENSITY, *_DENSITY_LATER)}
@@ -73,7 +78,14 @@ def load(
         if kind == "posterior":
             elbo, error, log_evidence, khat, ess = (float(header["figures"][name]) for name in _POSTERIOR)
             course = arrays["losses"], arrays["seconds"]
-            model = Posterior(flow, target, elbo, error, log_evidence, khat, ess, issues, *course)
+            sites = tuple(Site(name, tuple(shape), *rest) for name, shape, *rest in header.get("sites", ()))
+            log = Log(_row(row) for row in header.get("log", ()))
+            stage = str(header.get("stage", ""))
+            model = Posterior(
+                flow, target, elbo, error, log_evidence, khat, ess, issues, *course, log=log, stage=stage, sites=sites
+            )
+            if target is None and (missing := missing_names(sites)):
+                _warn_missing(missing)
         elif kind == "density":
             held: dict[str, Any] = {name: float(header["figures"][name]) for name in _DENSITY}
             held |= {name: type(none)(header["figures"].get(name, none)) for name, none in _DENSITY_LATER.items()}
@@ -88,6 +100,20 @@ def load(
     if target is not None and flow.shape != (target.dim,):
         raise ValueError(f"Expected a target of {flow.shape[0]} dimensions; got {target.dim}.")
     return model
+
+
+def _row(cells: list[Any]) -> Row:
+    stage, seconds, gradients, *figures, decision = (np.nan if cell is None else cell for cell in cells)
+    elbo, khat, ess = (float(figure) for figure in figures)
+    return Row(str(stage), float(seconds), int(gradients), elbo, khat, ess, str(decision))
+
+
+def _warn_missing(names: list[str]) -> None:
+    message = (
+        f"Draws of this posterior do not have {', '.join(names)} as fitted: the file cannot hold the functions that "
+        "compute them. Load it with its target: ddnf.load(path, target=...)."
+    )
+    warnings.warn(message, UserWarning, stacklevel=3)
 
 
 def _flow(header, arrays: dict[str, np.ndarray], like) -> AbstractBijection:

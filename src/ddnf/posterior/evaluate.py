@@ -1,0 +1,79 @@
+"""Flows and log densities at many points, with one compiled program for any number of them."""
+
+from collections.abc import Callable
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flowjax.bijections import AbstractBijection
+from flowjax.distributions import Transformed
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from ddnf.flow.random import normal_log_prob, normals
+
+_BATCH = 500
+
+
+class LostFitError(ValueError):
+    """A fit without a single draw where the target has density."""
+
+
+def draw(flow: AbstractBijection, key: PRNGKeyArray, n: int) -> tuple[Float[Array, "n dim"], Float[Array, " n"]]:
+    """n draws of the flow, and their log density.
+
+    Example:
+        >>> import ddnf, jax.random as jr
+        >>> z, log_q = draw(ddnf.DDNF(jr.key(0), 2), jr.key(1), 5)
+        >>> z.shape, log_q.shape
+        ((5, 2), (5,))
+    """
+    return _draw(flow, key, n)
+
+
+@eqx.filter_jit
+def _draw(flow, key, n):
+    x = normals(key, n, flow.shape)
+    z, log_det = jax.vmap(flow.transform_and_log_det)(x)
+    return z, normal_log_prob(x) - log_det
+
+
+def log_density(function: Callable[[Array], Array], z: Float[Array | np.ndarray, "n dim"]) -> Float[Array, " n"]:
+    """A log density at many points, in batches of one size: the same program for every n.
+
+    Example:
+        >>> log_density(lambda z: -jnp.sum(z**2) / 2, jnp.zeros((3, 2))).shape
+        (3,)
+    """
+    points = np.asarray(z, jnp.result_type(float))
+    values = []
+    for first in range(0, len(points), _BATCH):
+        part = points[first : first + _BATCH]
+        padded = np.concatenate([part, np.repeat(part[-1:], _BATCH - len(part), axis=0)])
+        values.append(np.asarray(_batch(function, padded))[: len(part)])
+    return jnp.asarray(np.concatenate(values))
+
+
+@eqx.filter_jit
+def _batch(function, z):
+    return jax.vmap(function)(z)
+
+
+@eqx.filter_jit
+def log_prob(distribution: Transformed, z: Float[Array, "n dim"]) -> Float[Array, " n"]:
+    """A distribution's log density at many points."""
+    return jax.vmap(distribution.log_prob)(z)
+
+
+def clean(log_weights: Float[Array | np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
+    """Log weights with weight zero where the target is not finite.
+
+    Example:
+        >>> clean(jnp.array([0.0, jnp.nan])).tolist()
+        [0.0, -inf]
+    """
+    values = np.asarray(log_weights, float)
+    values = np.where(np.isfinite(values), values, -np.inf)
+    if not np.isfinite(values).any():
+        raise LostFitError("Expected a log_density that is finite at some draws of the fit; got none of them.")
+    return values

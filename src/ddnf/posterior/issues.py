@@ -1,0 +1,199 @@
+"""What is wrong with a fit, from diagnoses that do not share their blind spots."""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+from flowjax.bijections import AbstractBijection
+from jaxtyping import Float, PRNGKeyArray
+
+from ddnf.flow.folds import folded_share
+from ddnf.flow.random import generator
+from ddnf.posterior.chains import Drift, run_chains
+from ddnf.posterior.diagnosis import KHAT, Diagnosis, Sample, diagnose_sample, evaluate
+from ddnf.posterior.evaluate import log_density
+from ddnf.posterior.modes import Gaussian, Search
+from ddnf.posterior.regions import Missed, Normal, missed_mass
+from ddnf.posterior.target import Target
+
+_PROBES = 12
+_SHIFT = 0.05
+_ENERGY_DRIFT = 0.15
+_LOW_ESS = 0.5
+_MISSED = 0.03
+_REMEDY = "Train longer (steps, rounds), use a larger flow, or reparameterize the model."
+
+
+class Evidence(NamedTuple):
+    """All that the issues of a fit are derived from."""
+
+    diagnosis: Diagnosis
+    drift: Drift
+    missed: Missed | None
+    folded: float
+    falling: float | None
+    gradient_error: float
+
+
+def gather_evidence(
+    key: PRNGKeyArray,
+    flow: AbstractBijection,
+    target: Target,
+    losses: Float[np.ndarray, " n"],
+    *,
+    search: Search | None = None,
+    modes: tuple[Gaussian, ...] = (),
+    sample: Sample | None = None,
+) -> Evidence:
+    """Runs every check of a fit.
+
+    Args:
+        key: random key.
+        flow: the fit.
+        target: what it was fitted to.
+        losses: mean losses in the course of training.
+        search: the search that found the modes, if there was one: it remembers what it has searched.
+        modes: the Gaussians it has found.
+        sample: draws of the fit with their weights, if they are at hand.
+    """
+    search = Search(target) if search is None else search
+    sample = evaluate(key, flow, target) if sample is None else sample
+    diagnosis = diagnose_sample(sample)
+    found = _normals_at_modes(key, target, search, sample, modes)
+    points = np.stack([normal.mean for normal in found]) if found else np.zeros((0, target.dim))
+    drift = run_chains(jr.fold_in(key, 1), target, sample, points)
+    roaming = _normal_of(drift.roaming)
+    missed = missed_mass(key, target, sample, diagnosis.log_evidence, [*found, *([roaming] if roaming else [])])
+    return Evidence(
+        diagnosis,
+        drift,
+        missed,
+        folded_share(flow, probe_points(key, target.dim)),
+        _still_falling(losses),
+        _gradient_error(key, target, search, sample),
+    )
+
+
+def find_issues(evidence: Evidence) -> tuple[str, ...]:
+    """What the evidence says, each issue with what to do about it."""
+    diagnosis, drift, missed = evidence.diagnosis, evidence.drift, evidence.missed
+    found = []
+    if diagnosis.finite < 0.999:
+        found.append(
+            f"The log density is not finite at {1 - diagnosis.finite:.1%} of the draws. Transform bounded parameters "
+            "to unbounded ones, or find where the model returns NaN."
+        )
+    if evidence.gradient_error > 0.1:
+        found.append(
+            f"The gradient of the log density differs from finite differences by {evidence.gradient_error:.0%} at "
+            "typical draws. Check custom derivatives, integer operations and stop_gradient in the model."
+        )
+    if diagnosis.khat > KHAT and not _is_harmless(diagnosis, drift, missed):
+        found.append(
+            f"k-hat is {diagnosis.khat:.2f}, above {KHAT}: the fit misses part of the target, and importance weights "
+            f"cannot correct it. {_REMEDY}"
+        )
+    elif diagnosis.ess < _LOW_ESS or max(diagnosis.mean_shift, diagnosis.deviation_shift) > _SHIFT:
+        found.append(
+            f"Importance weights (ESS {diagnosis.ess:.0%}) move means by up to {diagnosis.mean_shift:.2f} deviations "
+            f"and deviations by up to {diagnosis.deviation_shift:.0%}: plain draws are off. Use importance_sample, or: "
+            f"{_REMEDY}"
+        )
+    if max(drift.mean, drift.deviation) > _SHIFT or drift.energy > _ENERGY_DRIFT:
+        found.append(
+            f"Short MCMC chains from the fit's draws move means by up to {drift.mean:.2f} deviations, deviations by up "
+            f"to {drift.deviation:.0%} and the log density by {drift.energy:.2f} of its deviations: the fit is not the "
+            f"target. {_REMEDY}"
+        )
+    if missed is not None and missed.least > _MISSED:
+        place = np.array2string(missed.place, precision=3, threshold=6, max_line_width=1000)
+        found.append(
+            f"The fit misses about {missed.share:.0%} of the target's mass, around {place}. Search more widely "
+            "(searches), temper the target (temper=0.5), use a larger flow, or set Target(initial=...) to start there."
+        )
+    if evidence.folded:
+        found.append(
+            f"The flow folds in {evidence.folded:.2g} of the cells: its densities are wrong there. Use more steps, "
+            "ddnf.DDNF(..., steps=16), or a guarantee, ddnf.DDNF(..., lipschitz=0.9)."
+        )
+    if evidence.falling is not None and not diagnosis.is_good:
+        found.append(
+            f"The loss has not settled: it fell by {evidence.falling:.2g} in the last tenth of the training. "
+            "Train longer: more steps or rounds."
+        )
+    return tuple(found)
+
+
+def random_starts(key: PRNGKeyArray, target: Target) -> list[Float[np.ndarray, " dim"]]:
+    """Starts of searches that do not depend on the fit, so that they can run before it is known."""
+    return [target.start(jr.fold_in(key, number)) for number in range(_PROBES)]
+
+
+def probe_points(key: PRNGKeyArray, dim: int):
+    """Points at which the flow is tested for folds."""
+    return jnp.asarray(generator(key).normal(size=(500, dim)), jnp.result_type(float))
+
+
+def _is_harmless(diagnosis, drift, missed) -> bool:
+    """Whether all else contradicts a k-hat above its limit: it is unreliable where weights are nearly equal."""
+    agrees = max(drift.mean, drift.deviation, drift.energy) == 0 and (missed is None or missed.least < _MISSED)
+    small = max(diagnosis.mean_shift, diagnosis.deviation_shift) < 0.03
+    return diagnosis.khat < 1 and diagnosis.ess > 0.98 and agrees and small
+
+
+def _normals_at_modes(key, target, search, sample, modes) -> list[Normal]:
+    """Gaussians at the modes known, and at those found from random points and from points far from the fit."""
+    center, deviation = sample.z.mean(axis=0), sample.z.std(axis=0)
+    spread = np.repeat([1.0, 3.0, 10.0, 30.0], _PROBES // 4)[:, None]
+    far = center + deviation * spread * generator(key).normal(size=(_PROBES, target.dim))
+    found = [Normal(mode.mean, mode.scale) for mode in modes]
+    for start in [*far, *random_starts(key, target)]:
+        mode = search.mode_from(start)
+        if mode is None or any(_is_near(mode, normal) for normal in found):
+            continue
+        if (normal := search.laplace(mode)) is not None:
+            found.append(Normal(*normal))
+    return found
+
+
+def _is_near(mode, normal: Normal) -> bool:
+    return bool(np.sum(np.linalg.solve(normal.scale, mode - normal.mean) ** 2) < 0.1)
+
+
+def _normal_of(points) -> Normal | None:
+    """The Gaussian with the moments of the points; a diagonal one where they are few."""
+    n, dim = points.shape
+    covariance = np.atleast_2d(np.cov(points.T))
+    if n < 3 * dim:
+        covariance = np.diag(np.diag(covariance))
+    try:
+        return Normal(points.mean(axis=0), np.linalg.cholesky(1.5 * covariance))
+    except np.linalg.LinAlgError:
+        return None
+
+
+def _gradient_error(key, target, search: Search, sample: Sample, count: int = 16) -> float:
+    """The median relative error of directional derivatives at draws of the fit, against central differences."""
+    rng = generator(key)
+    z = sample.z[np.isfinite(sample.log_weights)][:count]
+    deviation = sample.z.std(axis=0)
+    directions = deviation * rng.normal(size=z.shape)
+    step = 1e-5 if jnp.result_type(float) == jnp.float64 else 3e-3
+    ahead, behind = (np.asarray(log_density(target.log_density, z + s * directions), float) for s in (step, -step))
+    rounding = 4 * jnp.finfo(jnp.result_type(float)).eps * np.abs(ahead) / step
+    slopes = np.array([direction @ search.value(point)[1] for point, direction in zip(z, directions, strict=True)])
+    expected = (ahead - behind) / (2 * step)
+    error = np.maximum(np.abs(slopes - expected) - rounding, 0) / (1 + np.abs(expected))
+    return float(np.median(error)) if np.isfinite(error).all() else 0.0
+
+
+def _still_falling(losses: Float[np.ndarray, " n"]) -> float | None:
+    """By how much the loss fell in the last tenth, if that is more than its noise and large enough to matter."""
+    tenth = len(losses) // 10
+    if tenth < 1 or len(losses) < 10 or not np.isfinite(losses).all():
+        return None
+    before, after = losses[-3 * tenth : -tenth], losses[-tenth:]
+    fall = before.mean() - after.mean()
+    noise = np.std(losses[-3 * tenth :]) / np.sqrt(tenth)
+    return float(fall) if fall > max(0.05, 3 * noise) else None

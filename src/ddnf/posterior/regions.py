@@ -1,0 +1,113 @@
+"""Mass that a fit misses: places that its own draws never show, seen through Gaussians around them.
+
+For a Gaussian g and a region R, E_g[1_R p / g] estimates the target's mass in R without the fit. The fit's weighted
+draws estimate the same mass. Both are unbiased, so a fit that covers the target agrees with every g up to noise; where
+the fit has less, it misses the difference.
+"""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float, PRNGKeyArray
+
+from ddnf.flow.random import generator, normal_log_prob
+from ddnf.posterior.diagnosis import Sample
+from ddnf.posterior.evaluate import log_density
+from ddnf.posterior.target import Target
+
+_DRAWS = 500
+# Standard errors by which the mass must be certain.
+_CERTAIN = 3.0
+
+
+class Missed(NamedTuple):
+    """Mass that the fit lacks: its share of the target, at least `least` of it with certainty, and where it is."""
+
+    share: float
+    least: float
+    place: Float[np.ndarray, " dim"]
+
+
+class Normal(NamedTuple):
+    """A Gaussian by its mean and a triangular square root of its covariance."""
+
+    mean: Float[np.ndarray, " dim"]
+    scale: Float[np.ndarray, "dim dim"]
+
+
+def missed_mass(
+    key: PRNGKeyArray, target: Target, sample: Sample, log_evidence: float, gaussians: list[Normal]
+) -> Missed | None:
+    """The largest mass that the fit misses according to one of the Gaussians; None if no Gaussian shows any.
+
+    Example:
+        >>> import ddnf, jax.numpy as jnp, jax.random as jr
+        >>> def two(z):
+        ...     return jnp.logaddexp(-jnp.sum((z - 5) ** 2) / 2, -jnp.sum((z + 5) ** 2) / 2)
+        >>> z = 5 + np.random.default_rng(0).normal(size=(1000, 2))  # one of the two modes
+        >>> log_q = -np.sum((z - 5) ** 2, axis=1) / 2 - np.log(2 * np.pi)
+        >>> sample = Sample(z, log_q, np.full(1000, np.log(2 * np.pi)))
+        >>> other = Normal(np.full(2, -5.0), np.eye(2))
+        >>> missed = missed_mass(jr.key(0), ddnf.Target(two, 2), sample, np.log(2 * np.pi), [other])
+        >>> round(missed.share, 2)
+        0.5
+    """
+    noise = generator(key).normal(size=(_DRAWS, target.dim))
+    log_normal = np.asarray(normal_log_prob(jnp.asarray(noise)), float)
+    weights = np.exp(np.minimum(sample.log_weights - log_evidence, 700.0))
+    inside = _bulk(sample.z)
+    worst = None
+    for gaussian in gaussians:
+        points = gaussian.mean + noise @ gaussian.scale.T
+        log_g = log_normal - np.sum(np.log(np.abs(np.diag(gaussian.scale))))
+        log_ratio = np.asarray(log_density(target.log_density, points), float) - log_g - log_evidence
+        log_ratio = np.where(np.isnan(log_ratio), -np.inf, log_ratio)
+        # The Gaussian's own bulk, and whatever lies outside of the fit's.
+        own = _radius(target.dim)
+        standard = np.linalg.solve(gaussian.scale, (sample.z - gaussian.mean).T).T
+        for here, fits in (
+            (np.sum(noise**2, axis=1) < own, np.sum(standard**2, axis=1) < own),
+            (~inside(points), ~inside(sample.z)),
+        ):
+            found = _compare(log_ratio, here, weights * fits, gaussian.mean)
+            if found is not None and (worst is None or found.least > worst.least):
+                worst = found
+    return worst
+
+
+def _compare(log_ratio, here, weights, place) -> Missed | None:
+    """Masses in units of the fit's estimate of the whole."""
+    ratio = np.where(here, np.exp(np.minimum(log_ratio, 700.0)), 0.0)
+    mass, error = ratio.mean(), ratio.std() / np.sqrt(len(ratio))
+    least = max(mass - _CERTAIN * error, _jensen(log_ratio[here & np.isfinite(log_ratio)], len(here)))
+    known = weights.mean() + _CERTAIN * weights.std() / np.sqrt(len(weights))
+    if least <= known:
+        return None
+    share, least = (1 - 1 / (1 + excess) for excess in (max(mass, least) - weights.mean(), least - known))
+    return Missed(float(share), float(least), place)
+
+
+def _jensen(log_ratio, n) -> float:
+    """A bound on the mass that holds in many dimensions: P_g(R) exp(E_g[log p / g | R])."""
+    if len(log_ratio) < n / 10:
+        return 0.0
+    bound = log_ratio.mean() - _CERTAIN * log_ratio.std() / np.sqrt(len(log_ratio))
+    return float(len(log_ratio) / n * np.exp(min(bound, 700.0)))
+
+
+def _radius(dim):
+    return dim + 2 * np.sqrt(2 * dim)
+
+
+def _bulk(z):
+    """Whether points lie within the ellipsoid that holds 99 % of the fit's draws."""
+    mean, deviation = z.mean(axis=0), np.maximum(z.std(axis=0), 1e-300)
+    precision = np.linalg.pinv(np.atleast_2d(np.corrcoef(z.T)), hermitian=True)
+
+    def distance(points):
+        standard = (points - mean) / deviation
+        return np.sum((standard @ precision) * standard, axis=1)
+
+    limit = np.quantile(distance(z), 0.99)
+    return lambda points: distance(points) <= limit

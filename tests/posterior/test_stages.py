@@ -1,0 +1,169 @@
+"""The stages of a fit: the policy, the log, and that the best state seen is returned."""
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import pytest
+
+import ddnf
+from ddnf.posterior.chains import run_chains
+from ddnf.posterior.curvature import Derivatives
+from ddnf.posterior.diagnosis import Sample
+from ddnf.posterior.modes import Search
+from ddnf.posterior.regions import Normal, missed_mass
+from ddnf.posterior.stages import next_stage
+from tests.models.cases import EASY, HARD, gaussian
+
+QUICK = dict(progress=False, steps=200)
+
+
+def small(dim):
+    return ddnf.DDNF(jr.key(5), dim, blocks=2, steps=2, hidden=(4,), activation="softplus")
+
+
+def student(z):
+    return -3 * jnp.log1p(jnp.sum(z**2) / 3)
+
+
+def test_a_gaussian_needs_no_training():
+    target = ddnf.Target(EASY["correlated"].log_density, 2)
+    posterior = ddnf.fit_posterior(jr.key(0), target, progress=False)
+    assert posterior.stage == "base" and not posterior.issues and len(posterior.losses) == 0
+    assert [row.stage for row in posterior.log] == ["modes", "base", "check"]
+    assert posterior.gradients == posterior.log.gradients > 0
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_the_base_is_returned_where_training_makes_it_worse():
+    """In 300 dimensions, with a learning rate that is far too large."""
+    precision = np.linspace(1.0, 3.0, 300)
+    target = ddnf.Target(lambda z: -jnp.sum(precision * z**2) / 2 - jnp.sum(jnp.log(jnp.cosh(0.3 * z))), 300)
+    options = dict(flow=small(300), end="full", steps=20, rounds=1, learning_rate=3.0, progress=False)
+    posterior = ddnf.fit_posterior(jr.key(0), target, **options)
+    base, flow = posterior.log[1], posterior.log[2]
+    assert flow.elbo < base.elbo and posterior.stage == "base"
+    assert (posterior.elbo, posterior.khat) == (base.elbo, base.khat)
+
+
+def test_training_that_is_not_finite_says_once_what_the_result_is():
+    def density(z):  # NaN in the tails, where only some draws are
+        return jnp.where(jnp.abs(z[0]) < 2.5, student(z), jnp.nan)
+
+    with pytest.warns(RuntimeWarning) as caught:
+        posterior = ddnf.fit_posterior(jr.key(0), ddnf.Target(density, 2), flow=small(2), rounds=2, **QUICK)
+    texts = [str(warning.message) for warning in caught]
+    assert tuple(texts) == posterior.issues
+    about = [text for text in texts if "Training was not finite" in text or "were skipped" in text]
+    assert len(about) == 1 and f"stage {posterior.stage}" in about[0], texts
+    assert any("not finite at" in text for text in texts)
+
+
+def test_log_and_print(capsys):
+    with pytest.warns(RuntimeWarning):
+        posterior = ddnf.fit_posterior(jr.key(0), ddnf.Target(student, 2), flow=small(2), rounds=2, **QUICK)
+    print(posterior.log)
+    print(posterior)
+    shown = capsys.readouterr().out
+    assert "stage" in shown and "flow 2" in shown and "k-hat" in shown
+    assert len(str(posterior).splitlines()) == 3 + len(posterior.issues)
+    with pytest.warns(DeprecationWarning, match="use Posterior.issues"):
+        assert posterior.complaints == posterior.issues
+
+
+def test_runs_under_debug_nans():
+    with jax.debug_nans(True), pytest.warns(RuntimeWarning):
+        ddnf.fit_posterior(jr.key(0), ddnf.Target(student, 2), flow=small(2), rounds=1, **QUICK)
+
+
+# The start.
+
+
+@pytest.mark.parametrize("name", [name for name, case in HARD.items() if case.mean is None])
+def test_improper_targets_are_refused(name):
+    case = HARD[name]
+    with pytest.raises(ValueError, match="the posterior may be improper") as error:
+        ddnf.fit_posterior(jr.key(0), ddnf.Target(case.log_density, case.dim), progress=False)
+    assert "\n" not in str(error.value)
+
+
+@jax.custom_vjp
+def _twice(x):
+    return 2 * x
+
+
+@jax.custom_vjp
+def _square(x):
+    return x**2
+
+
+# As in Diffrax's adjoint, the reverse pass itself cannot be differentiated forwards.
+_twice.defvjp(lambda x: (2 * x, None), lambda _, g: (2 * g,))
+_square.defvjp(lambda x: (x**2, x), lambda x, g: (_twice(x) * g,))
+
+
+def test_curvature_without_forward_mode():
+    scales = jnp.array([1e-3, 1.0, 1e3])
+
+    def density(z):
+        u = z / scales
+        return -jnp.sum(_square(u)) / 2 - u[0] * u[1] / 2
+
+    with pytest.raises(TypeError):
+        jax.hessian(density)(jnp.ones(3))
+    found = Derivatives(density).hessian(np.array([1e-3, 2.0, 30.0]))
+    expected = np.array([[-1, -0.5, 0], [-0.5, -1, 0], [0, 0, -1]]) / np.outer(scales, scales)
+    assert found is not None
+    np.testing.assert_allclose(found * np.outer(scales, scales), expected * np.outer(scales, scales), atol=1e-4)
+    posterior = ddnf.fit_posterior(jr.key(0), ddnf.Target(density, 3), flow=small(3), rounds=1, **QUICK)
+    assert posterior.ess > 0.98
+
+
+# The second diagnosis.
+
+
+def sample_of(case, z, log_q):
+    return Sample(z, log_q, np.asarray(jax.vmap(case.log_density)(z)) - log_q)
+
+
+@pytest.mark.parametrize("name", ["step", "half the gradient", "gradient of another mean"])
+def test_chains_find_what_gradients_do_not_show(name):
+    """Draws of a standard normal, for targets that are not one: by the value of the density alone."""
+    case, rng = HARD[name], np.random.default_rng(0)
+    shift = 0.0 if name == "step" else 0.6
+    z = shift + rng.normal(size=(10_000, case.dim))
+    log_q = -np.sum((z - shift) ** 2, axis=1) / 2 - case.dim / 2 * np.log(2 * np.pi)
+    drift = run_chains(jr.key(0), ddnf.Target(case.log_density, case.dim), sample_of(case, z, log_q), z[:0])
+    assert drift.mean > 0.3
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_chains_stay_where_the_fit_is_right(seed):
+    case, z = gaussian(np.zeros(5), np.eye(5)), np.random.default_rng(seed).normal(size=(10_000, 5))
+    drift = run_chains(jr.key(seed), ddnf.Target(case.log_density, 5), sample_of(case, z, 0 * z[:, 0]), z[:0])
+    assert drift.mean == drift.deviation == drift.energy == 0 and drift.error < 0.05
+
+
+def test_mass_beside_the_fit_is_found():
+    """The broad component, from a fit of the narrow one, and the narrow from the broad."""
+    case = HARD["narrow in broad"]
+    target = ddnf.Target(case.log_density, 5)
+    normals = Normal(np.full(5, 1.2), 0.2 * np.eye(5)), Normal(np.zeros(5), 2.0 * np.eye(5))
+    rng = np.random.default_rng(0)
+    for fit, other in (normals, normals[::-1]):
+        x = rng.normal(size=(10_000, 5))
+        log_q = -np.sum(x**2, axis=1) / 2 - 2.5 * np.log(2 * np.pi) - np.log(np.diag(fit.scale)).sum()
+        sample = sample_of(case, fit.mean + x @ fit.scale.T, log_q)
+        found = missed_mass(jr.key(0), target, sample, np.log(0.5), [other])
+        assert found is not None and 0.4 < found.share < 0.6 and found.least > 0.3
+        own = missed_mass(jr.key(0), target, sample, np.log(0.5), [fit])
+        assert own is None or own.least < 0.02
+
+
+def test_policy_begins_with_the_modes():
+    from ddnf.posterior.stages import Settings, State
+
+    target = ddnf.Target(student, 2)
+    keys = jr.split(jr.key(0), 4)
+    settings = Settings(target, None, 10, 8, 1, 1, "full", None, None, None, None, False, *keys)
+    assert next_stage(State(settings, Search(target), 0.1)).name == "modes"
