@@ -23,9 +23,9 @@ class Log(tuple[Row, ...]):
 
     Example:
         >>> print(Log([Row("modes", 0.25, 120, decision="base"), Row("base", 0.5, 0, -1.25, 0.5, 0.9, "flow 1")]))
-        stage   seconds  gradients   ELBO  k-hat    ESS  decision
-        modes       0.2        120      -      -      -  base
-        base        0.5          0  -1.25   0.50  0.900  flow 1
+        stage  seconds  gradients   ELBO  k-hat    ESS  decision
+        modes      0.2        120      -      -      -  base
+        base       0.5          0  -1.25   0.50  0.900  flow 1
     """
 
     __slots__ = ()
