@@ -8,13 +8,14 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
+from ddnf.flow.score import carries_score, carry_score
 from flowjax.bijections import Affine, Chain, Invert, Sigmoid, TriangularAffine
 from flowjax.distributions import StandardNormal, Transformed
 from numpy.testing import assert_allclose
 
 import ddnf
+from ddnf.flow.batch import carries_score, transform_with_score
 from ddnf.flow.folds import folded_share, reverse
-from ddnf.flow.score import carries_score, carry_score
 from ddnf.posterior import issues, stages
 from ddnf.posterior.evaluate import draw
 from ddnf.posterior.modes import Search, gaussians, merged

@@ -10,10 +10,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from ddnf.flow.bijection import DDNF
-from ddnf.flow.field import MLPField, Velocity
-from ddnf.flow.log_det import signed_step
-from ddnf.flow.newton import invert_step
-from ddnf.flow.solver import expansion
+from ddnf.flow.integrate import scan_blocks
 
 Verdict = Literal["proved diffeomorphism", "no fold seen on these points", "folds", "not known"]
 
@@ -85,36 +82,27 @@ def certify(
 
 @eqx.filter_jit
 def _lipschitz(flow: DDNF, condition) -> Float[Array, " K"]:
-    if not isinstance(flow.fields, MLPField):
-        return jnp.full(flow.blocks, jnp.inf)
-
     lanes = condition if condition is None or condition.ndim == 1 else condition.T
-
-    def block(field):
-        velocity = flow.velocity(field, lanes)
-        assert isinstance(velocity, Velocity)
-        return jnp.max(velocity.lipschitz())
-
-    return expansion(flow.solver, flow.dt * eqx.filter_vmap(block)(flow.fields))
+    slopes = eqx.filter_vmap(lambda field: jnp.max(field.lipschitz()), axis_size=flow.blocks)(flow.bind(lanes))
+    return flow.method.expansion(flow.dt * slopes)
 
 
 @eqx.filter_jit
 def _cells(flow: DDNF, x, condition) -> tuple[Float[Array, "n K T"], Float[Array, "n K T"]]:
-    """The determinant of every cell on the way of every point, and by how much its inverse misses the point."""
-    arrays, static = eqx.partition(flow.fields, eqx.is_array)
+    """The determinant of every cell on the path of every point, and by how much its inverse misses the point."""
 
     def point(x, condition):
-        def block(z, arrays):
-            velocity = flow.velocity(eqx.combine(arrays, static), condition)
+        def block(z, field, _):
+            step = field.step(flow.method, flow.dt)
 
             def cell(z, _):
-                z_next, sign, log_abs = signed_step(flow.solver, velocity, z, dt=flow.dt)
-                back = invert_step(flow.solver, velocity, z_next, dt=flow.dt)
-                return z_next, (sign * jnp.exp(log_abs), jnp.max(jnp.abs(back - z)))
+                end, sign, log_abs = step.apply_and_slog_det(z)
+                back = step.inverse(end)
+                return end, (sign * jnp.exp(log_abs), jnp.max(jnp.abs(back - z)))
 
             return lax.scan(cell, z, length=flow.steps)
 
-        return lax.scan(block, x, arrays, length=flow.blocks)[1]
+        return scan_blocks(block, flow.bind(condition), x, flow.blocks)[1]
 
     return jax.vmap(point, in_axes=(0, 0 if condition is not None and condition.ndim == 2 else None))(x, condition)
 

@@ -1,11 +1,12 @@
 """Determinants and inverses of many small matrices at once.
 
-A cell of the flow needs the determinant of one r x r matrix per sample, with r small. Batched LAPACK calls
-spend most of their time between matrices, so these routines work across the batch instead: closed forms up
-to 3 x 3, elimination by halves up to 8 x 8, by sweeps up to 64 x 64, LAPACK beyond.
+A cell of the flow needs the determinant of one r x r matrix for each point, with r small. Batched LAPACK calls spend
+most of their time between matrices, so these routines work across the batch instead: closed forms up to 3 x 3, block
+elimination without pivoting up to 64 x 64 (with a pivoted fallback), LAPACK beyond.
 
 Matrices are laid out ``(r, r, *lanes)``: the batch, if there is one, comes last. Small ones may also come as
-rows of entries, which spares XLA the work of taking them apart again.
+rows of entries, which saves XLA the work of taking them apart again. `vmap` in any order with `jit` and `grad` adds a
+lane; see `_eliminate_lanes`.
 """
 
 from collections.abc import Sequence
@@ -14,12 +15,13 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.custom_batching import custom_vmap
 from jaxtyping import Array, Bool, Float
 
 LARGEST_CLOSED = 3
-_LARGEST_BY_HALVES = 8
+# Determinants up to this size are eliminated in unrolled code, larger ones and all inverses in a loop.
 _LARGEST_UNROLLED = 16
-_LARGEST_BY_SWEEPS = 64
+_LARGEST_ELIMINATED = 64
 # How many rows are eliminated at once.
 _PIVOTS = 4
 
@@ -78,12 +80,32 @@ def _closed_inverse(m):
 
 @jax.custom_jvp
 def _slog_det(matrix):
-    return _eliminate(matrix, invert=False)[:2]
+    return _eliminate_lanes(matrix, invert=False)[:2]
 
 
 @jax.custom_jvp
 def _slog_det_and_inverse(matrix):
-    return _eliminate(matrix, invert=True)
+    return _eliminate_lanes(matrix, invert=True)
+
+
+def _eliminate_lanes(matrix, *, invert):
+    """`_eliminate`; whatever `vmap` batches becomes another lane.
+
+    Under ordinary batching the branches of `_eliminate` would all be computed, and its products be laid out badly. The
+    rule applies below any other transformation, because derivatives do not go through it: they are defined above it.
+    """
+
+    @custom_vmap
+    def eliminate(matrix):
+        return _eliminate(matrix, invert=invert)
+
+    @eliminate.def_vmap
+    def rule(size, batched, matrix):
+        result = _eliminate_lanes(jnp.moveaxis(matrix, 0, -1), invert=invert)
+        result = jax.tree.map(lambda leaf: jnp.moveaxis(leaf, -1, 0), result)
+        return result, jax.tree.map(lambda _: True, result)
+
+    return eliminate(matrix)
 
 
 @_slog_det.defjvp
@@ -108,18 +130,18 @@ def _slog_det_and_inverse_jvp(primals, tangents):
 @partial(jax.jit, static_argnames="invert")
 def _eliminate(matrix, *, invert):
     """Sign, log|det| and inverse (None unless asked for)."""
-    if len(matrix) > _LARGEST_BY_SWEEPS:
+    if len(matrix) > _LARGEST_ELIMINATED:
         m = jnp.moveaxis(matrix, (0, 1), (-2, -1))
         inv = jnp.moveaxis(jnp.linalg.inv(m), (-2, -1), (0, 1)) if invert else None
         return *jnp.linalg.slogdet(m), inv
-    safe = jnp.array(True)
-    if len(matrix) <= _LARGEST_BY_HALVES:
-        *result, safe = _by_halves(matrix, safe, invert=invert)
+    if len(matrix) <= _PIVOTS:
+        *result, safe = _pivot_block(matrix, jnp.array(True))
     elif len(matrix) <= _LARGEST_UNROLLED and not invert:
-        *result, safe = _by_shrinking(matrix, safe)
+        *result, safe = _by_shrinking(matrix)
     else:
-        *result, safe = _by_sweeps(matrix, safe, invert=invert)
-    # LAPACK wants matrices in one piece, and would have the layout of all around it changed.
+        *result, safe = _by_sweeps(matrix, invert=invert)
+    result = result if invert else [*result[:2], None]
+    # Not by LAPACK, which wants each matrix in one piece and would change the layout of everything around it.
     return lax.cond(safe, lambda: tuple(result), lambda: _with_pivots(matrix, invert=invert))
 
 
@@ -147,48 +169,32 @@ def _with_pivots(m: Float[Array, "n n *lanes"], *, invert: bool):
     return sign, log_abs, inv
 
 
-def _by_halves(m: Float[Array, "n n *lanes"], safe: Bool[Array, ""], *, invert: bool):
-    """Sign, log|det|, inverse (if asked for) and whether all went well, by block elimination without pivoting.
+def _by_shrinking(m: Float[Array, "n n *lanes"]):
+    """Sign, log|det|, None, and whether all pivots were safe, by block elimination without pivoting.
 
-    The pivots of I + dt J are close to the identity unless a cell is close to a fold. Where a pivot block is
-    nearly singular or an entry has grown, `safe` is False: the caller takes pivots.
+    The pivots of I + dt J are close to the identity unless a cell is close to a fold. Where a pivot block is nearly
+    singular or an entry has grown, `safe` is False, and the caller takes pivots.
     """
-    if len(m) <= LARGEST_CLOSED:
-        return _pivot(m, safe)
-    half = len(m) // 2
-    a, b, c, d = m[:half, :half], m[:half, half:], m[half:, :half], m[half:, half:]
-    sign_a, log_a, inv_a, safe = _by_halves(a, safe, invert=True)
-    right, left = _product(inv_a, b), _product(c, inv_a)
-    sign_s, log_s, inv_s, safe = _by_halves(d - _product(c, right), safe, invert=invert)
-    sign, log_abs = sign_a * sign_s, log_a + log_s
-    if not invert:
-        return sign, log_abs, None, safe
-    corner = _product(right, inv_s)
-    top = jnp.concatenate([inv_a + _product(corner, left), -corner], axis=1)
-    return sign, log_abs, jnp.concatenate([top, jnp.concatenate([-_product(inv_s, left), inv_s], axis=1)]), safe
-
-
-def _by_shrinking(m: Float[Array, "n n *lanes"], safe: Bool[Array, ""]):
-    """As `_by_halves` without the inverse, a few pivots at a time; what is left of the matrix gets smaller."""
+    safe = jnp.array(True)
     sign, log_abs = jnp.ones(m.shape[2:], m.dtype), jnp.zeros(m.shape[2:], m.dtype)
     while len(m) > _PIVOTS:
-        pivot_sign, pivot_log, inv, safe = _stage(safe, _pivots, m, safe)
+        pivot_sign, pivot_log, inv, safe = _stage(safe, _first_pivots, m, safe)
         right = _stage(safe, _eliminated, m, inv)
         m = _stage(safe, _schur, m, right)
         sign, log_abs = sign * pivot_sign, log_abs + pivot_log
-    last_sign, last_log, _, safe = _by_halves(m, safe, invert=False)
+    last_sign, last_log, _, safe = _pivot_block(m, safe)
     return sign * last_sign, log_abs + last_log, None, safe
 
 
-def _by_sweeps(m: Float[Array, "n n *lanes"], safe: Bool[Array, ""], *, invert: bool):
-    """As `_by_halves` by Gauss-Jordan sweeps, a few pivots each, in a loop that compiles once for any size.
+def _by_sweeps(m: Float[Array, "n n *lanes"], *, invert: bool):
+    """As `_by_shrinking`, with the inverse, by Gauss-Jordan sweeps in a loop that compiles once for any size.
 
     With C the columns of the pivots, R their rows, D where these meet and E the same columns of the identity, a sweep
     is one update of the matrix in place, M - (C - E) D^-1 (R + E^T), and M is the inverse when all rows were swept.
     The determinant does without E: what was swept is then zero.
     """
     n, lanes = len(m), m.shape[2:]
-    state = _padded(m), jnp.ones(lanes, m.dtype), jnp.zeros(lanes, m.dtype), safe
+    state = _padded(m), jnp.ones(lanes, m.dtype), jnp.zeros(lanes, m.dtype), jnp.array(True)
     count = len(state[0]) // _PIVOTS
     if invert:
         inv, sign, log_abs, safe = lax.fori_loop(0, count, partial(_sweep, invert=True), state)
@@ -212,7 +218,7 @@ def _sweep(number, state, *, invert):
 def _cross(m, safe, *, first, invert):
     """C - E and R + E^T (C and R for the determinant), and the sign, log|det| and inverse of D."""
     rows, columns = (lax.dynamic_slice_in_dim(m, first, _PIVOTS, axis) for axis in (0, 1))
-    pivots = _by_halves(lax.dynamic_slice_in_dim(rows, first, _PIVOTS, 1), safe, invert=True)
+    pivots = _pivot_block(lax.dynamic_slice_in_dim(rows, first, _PIVOTS, 1), safe)
     if not invert:
         return columns, rows, pivots
     unit = jnp.arange(len(m))[:, None] == first + jnp.arange(_PIVOTS)
@@ -228,9 +234,9 @@ def _padded(m):
     return jnp.concatenate([jnp.concatenate([m, jnp.swapaxes(ones[:n], 0, 1)]), ones], axis=1)
 
 
-def _pivots(m, safe):
-    """Sign, log|det| and inverse of the first few rows and columns, and whether all is well."""
-    return _by_halves(m[:_PIVOTS, :_PIVOTS], safe, invert=True)
+def _first_pivots(m, safe):
+    """Sign, log|det| and inverse of the first few rows and columns, and whether all pivots so far were safe."""
+    return _pivot_block(m[:_PIVOTS, :_PIVOTS], safe)
 
 
 def _eliminated(m, inv):
@@ -243,10 +249,21 @@ def _schur(m, right):
     return m[_PIVOTS:, _PIVOTS:] - _product(m[_PIVOTS:, :_PIVOTS], right)
 
 
-def _pivot(m, safe):
-    det, inv = _closed_det(m), _closed_inverse(m)
-    safe = safe & jnp.all(jnp.abs(det) > 0.1) & jnp.all(jnp.abs(m) < 5)
-    return jnp.sign(det), jnp.log(jnp.abs(det)), inv, safe
+def _pivot_block(m: Float[Array, "n n *lanes"], safe: Bool[Array, ""]):
+    """Sign, log|det| and inverse of a few rows and columns, and whether all pivots so far were safe."""
+    if len(m) <= LARGEST_CLOSED:
+        det, inv = _closed_det(m), _closed_inverse(m)
+        safe = safe & jnp.all(jnp.abs(det) > 0.1) & jnp.all(jnp.abs(m) < 5)
+        return jnp.sign(det), jnp.log(jnp.abs(det)), inv, safe
+    half = len(m) // 2
+    a, b, c, d = m[:half, :half], m[:half, half:], m[half:, :half], m[half:, half:]
+    sign_a, log_a, inv_a, safe = _pivot_block(a, safe)
+    right, left = _product(inv_a, b), _product(c, inv_a)
+    sign_s, log_s, inv_s, safe = _pivot_block(d - _product(c, right), safe)
+    corner = _product(right, inv_s)
+    top = jnp.concatenate([inv_a + _product(corner, left), -corner], axis=1)
+    bottom = jnp.concatenate([-_product(inv_s, left), inv_s], axis=1)
+    return sign_a * sign_s, log_a + log_s, jnp.concatenate([top, bottom]), safe
 
 
 def _product(a, b):

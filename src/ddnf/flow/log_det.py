@@ -1,16 +1,14 @@
 """Rules for the log-determinant of one step of the flow.
 
-A rule takes a step and says how much it changes volume. `Exact` and `Taylor` belong to the discrete map,
-`Divergence` to the differential equation behind it; with Euler's step, `Divergence` equals `Taylor(1)`.
+A rule takes a step (see `ddnf.flow.step`) and says how much it changes volume. `Exact` and `Taylor` belong to the
+discrete map, `Divergence` to the differential equation behind it; with Euler's step, `Divergence` equals `Taylor(1)`.
 
 With the increment g(z) = step(z) - z and its Jacobian X (for Euler, X = dt J), the series behind most of
 them is log det(I + X) = tr X - tr X^2 / 2 + tr X^3 / 3 - ...
 """
 
-from abc import abstractmethod
+import warnings
 from collections.abc import Callable
-from functools import reduce
-from operator import add
 
 import equinox as eqx
 import jax
@@ -19,40 +17,52 @@ import jax.random as jr
 from jax import lax
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from ddnf.flow import field as fields
-from ddnf.flow import linalg as small
-from ddnf.flow.solver import Solver, euler
+from ddnf.flow.solver import as_solver
+from ddnf.flow.step import AbstractStep, trace
 
 Stepped = tuple[Float[Array, "dim *lanes"], Float[Array, "*lanes"]]
 
 
 class LogDet(eqx.Module):
-    """A rule for the log-determinant of one step; subclass it to bring your own."""
+    """A rule for the log-determinant of one step; subclass it, with a method `apply`, to bring your own."""
 
-    @abstractmethod
-    def step(self, solver: Solver, velocity: Callable, z: Array, *, dt: float, cell: Int[Array, ""] | int) -> Stepped:
-        """One step from z, and its log-determinant by this rule. `cell` numbers the cells of the flow."""
+    def apply(self, step: AbstractStep, z: Array, *, cell: Int[Array, ""] | int) -> Stepped:
+        """The point after the step from z, and its log-determinant by this rule. `cell` numbers the steps of a flow."""
+        if type(self).step is LogDet.step:
+            raise NotImplementedError(f"Expected {type(self).__name__} to have a method apply(step, z, *, cell).")
+        warnings.warn(
+            "A rule with a method step(solver, velocity, z, *, dt, cell) is deprecated: rename it to "
+            "apply(step, z, *, cell), where step has solver, field and dt.",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        return self.step(step.solver, step.field, z, dt=step.dt, cell=cell)
+
+    def step(self, solver: Callable, velocity: Callable, z: Array, *, dt: float, cell: Int[Array, ""] | int) -> Stepped:
+        """Deprecated: ``rule.apply(solver.step(velocity, dt), z, cell=cell)``."""
+        warnings.warn(
+            "LogDet.step is deprecated: use apply(solver.step(velocity, dt), z, cell=cell).",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        return self.apply(as_solver(solver).step(velocity, dt), z, cell=cell)
 
     @property
     def takes_lanes(self) -> bool:
-        """Whether `step` takes many points side by side, ``(dim, *lanes)``, with Euler and an `MLPField`."""
-        return False
-
-    @property
-    def sees_eigenvalues_only(self) -> bool:
-        """Whether the rule depends on the Jacobian by its eigenvalues other than zero; see `ddnf.flow.hidden`."""
+        """Whether `apply` takes whole batches, ``(dim, *lanes)``, where the step does."""
         return False
 
 
 class Exact(LogDet):
     """The exact log|det| of the step, for any field and solver.
 
-    An `MLPField` with Euler's step costs one r x r determinant, r the narrowest layer (see `ddnf.flow.field`);
+    An `MLPField` with Euler's step costs one r x r determinant, r the narrowest layer (see `ddnf.flow.bound`);
     anything else the d x d determinant of the step's Jacobian.
 
     Example:
         >>> import jax.numpy as jnp
-        >>> z, log_det = Exact().step(euler, lambda z: -z, jnp.ones(2), dt=0.5, cell=0)
+        >>> from ddnf import euler
+        >>> z, log_det = Exact().apply(euler.step(lambda z: -z, 0.5), jnp.ones(2), cell=0)
         >>> round(float(log_det), 6)
         -1.386294
     """
@@ -61,13 +71,9 @@ class Exact(LogDet):
     def takes_lanes(self) -> bool:
         return True
 
-    @property
-    def sees_eigenvalues_only(self) -> bool:
-        return True
-
-    def step(self, solver, velocity, z, *, dt, cell) -> Stepped:
-        z_next, _, log_abs = signed_step(solver, velocity, z, dt=dt)
-        return z_next, log_abs
+    def apply(self, step, z, *, cell) -> Stepped:
+        end, _, log_abs = step.apply_and_slog_det(z)
+        return end, log_abs
 
 
 class _Probed(LogDet):
@@ -115,7 +121,8 @@ class Taylor(_Probed):
 
     Example:
         >>> import jax.numpy as jnp
-        >>> z, log_det = Taylor(2).step(euler, lambda z: z, jnp.ones(2), dt=0.5, cell=0)
+        >>> from ddnf import euler
+        >>> z, log_det = Taylor(2).apply(euler.step(lambda z: z, 0.5), jnp.ones(2), cell=0)
         >>> float(log_det)  # 2 (1/2 - 1/8)
         0.75
     """
@@ -132,15 +139,11 @@ class Taylor(_Probed):
             raise ValueError(f"Expected order of at least 1; got {order}.")
         self.order, self.probes, self.kind, self.key = order, probes, kind, key
 
-    @property
-    def sees_eigenvalues_only(self) -> bool:
-        return self.probes is None
-
-    def step(self, solver, velocity, z, *, dt, cell) -> Stepped:
+    def apply(self, step, z, *, cell) -> Stepped:
         if self.probes is None:
-            z_next, increment_jacobian = _step_and_traceable(solver, velocity, z, dt=dt)
-            return z_next, _series(increment_jacobian, self.order)
-        z_next, push = _linearized(solver, velocity, z, dt=dt)
+            tangent = step.at(z)
+            return tangent.end, _series(tangent.reduced(), self.order)
+        z_next, push = step.push(z)
         estimates = jax.vmap(lambda w: _probed_series(push, w, self.order))(self.draw(z, cell))
         return z_next, jnp.mean(estimates)
 
@@ -159,7 +162,8 @@ class PrintedTaylor(_Probed):
     Example:
         >>> import jax.numpy as jnp
         >>> turn = jnp.array([[0.0, -1.0], [1.0, 0.0]])
-        >>> _, log_det = PrintedTaylor().step(euler, lambda z: turn @ z, jnp.ones(2), dt=0.5, cell=0)
+        >>> from ddnf import euler
+        >>> _, log_det = PrintedTaylor().apply(euler.step(lambda z: turn @ z, 0.5), jnp.ones(2), cell=0)
         >>> float(log_det)  # the truth is log(1.25) = 0.223, Taylor(2) gives 0.25
         -0.25
     """
@@ -171,26 +175,14 @@ class PrintedTaylor(_Probed):
     def __init__(self, *, probes: int | None = None, kind: str = "gaussian", key: PRNGKeyArray | None = None):
         self.probes, self.kind, self.key = probes, kind, key
 
-    def step(self, solver, velocity, z, *, dt, cell) -> Stepped:
+    def apply(self, step, z, *, cell) -> Stepped:
         if self.probes is None:
-            return self._without_probes(solver, velocity, z, dt)
-        z_next, push = _linearized(solver, velocity, z, dt=dt)
+            tangent = step.at(z)
+            return tangent.end, trace(tangent.reduced()) - tangent.square() / 2
+        z_next, push = step.push(z)
         w = self.draw(z, cell)
         image = jax.vmap(push)(w)
         return z_next, jnp.mean(jnp.sum(w * image - image * image / 2, axis=-1))
-
-    def _without_probes(self, solver, velocity, z, dt):
-        if _is_factored(solver, velocity):
-            # tr(J^T J) = tr((A^T A) (B B^T)) for J = A B
-            linear = velocity.linearize(z)
-            b = jax.vmap(linear.right)(jnp.eye(len(z), dtype=z.dtype))
-            a = jax.vmap(linear.left)(jnp.eye(b.shape[1], dtype=z.dtype))
-            squares = jnp.einsum("id...,jd...,ki...,kj...->...", a, a, b, b)
-            trace = _trace(linear.core())
-            return z + dt * linear.velocity, dt * trace - dt**2 / 2 * squares
-        z_next, jacobian = _step_and_jacobian(solver, velocity, z, dt=dt)
-        x = jacobian - jnp.eye(len(z), dtype=z.dtype)
-        return z_next, jnp.trace(x) - jnp.sum(x * x) / 2
 
 
 class Divergence(_Probed):
@@ -204,7 +196,8 @@ class Divergence(_Probed):
 
     Example:
         >>> import jax.numpy as jnp
-        >>> _, log_det = Divergence().step(euler, lambda z: z, jnp.ones(2), dt=0.5, cell=0)
+        >>> from ddnf import euler
+        >>> _, log_det = Divergence().apply(euler.step(lambda z: z, 0.5), jnp.ones(2), cell=0)
         >>> float(log_det)
         1.0
     """
@@ -216,18 +209,14 @@ class Divergence(_Probed):
     def __init__(self, *, probes: int | None = None, kind: str = "gaussian", key: PRNGKeyArray | None = None):
         self.probes, self.kind, self.key = probes, kind, key
 
-    @property
-    def sees_eigenvalues_only(self) -> bool:
-        return self.probes is None
-
-    def step(self, solver, velocity, z, *, dt, cell) -> Stepped:
+    def apply(self, step, z, *, cell) -> Stepped:
         w = None if self.probes is None else self.draw(z, cell)
 
         def augmented(state):
-            v, divergence = _divergence(velocity, state[:-1], w)
+            v, divergence = _divergence(step.field, state[:-1], w)
             return jnp.concatenate([v, jnp.expand_dims(divergence, 0)])
 
-        end = solver(augmented, jnp.concatenate([z, jnp.zeros_like(z[:1])]), dt)
+        end = step.solver(augmented, jnp.concatenate([z, jnp.zeros_like(z[:1])]), step.dt)
         return end[:-1], end[-1]
 
 
@@ -246,8 +235,9 @@ class Unbiased(_Probed):
 
     Example:
         >>> import jax.numpy as jnp, jax.random as jr
+        >>> from ddnf import euler
         >>> rule = Unbiased(probes=1000, key=jr.key(0))
-        >>> _, log_det = rule.step(euler, lambda z: z, jnp.ones(2), dt=0.25, cell=0)
+        >>> _, log_det = rule.apply(euler.step(lambda z: z, 0.25), jnp.ones(2), cell=0)
         >>> bool(abs(log_det - 2 * jnp.log(1.25)) < 0.05)
         True
     """
@@ -278,8 +268,8 @@ class Unbiased(_Probed):
     def takes_lanes(self) -> bool:
         return False
 
-    def step(self, solver, velocity, z, *, dt, cell) -> Stepped:
-        z_next, push = _linearized(solver, velocity, z, dt=dt)
+    def apply(self, step, z, *, cell) -> Stepped:
+        z_next, push = step.push(z)
         w = self.draw(z, cell)
         length_key = jr.fold_in(jr.fold_in(self.cell_key(), cell), 1)
         extra = jr.geometric(length_key, 1 - self.keep, (len(w),), dtype=jnp.int32) - 1
@@ -327,69 +317,13 @@ def with_key(tree, key: PRNGKeyArray):
     return jax.tree.unflatten(structure, nodes)
 
 
-def signed_step(
-    solver: Solver, velocity: Callable, z: Float[Array, "dim *lanes"], *, dt: float
-) -> tuple[Float[Array, "dim *lanes"], Float[Array, "*lanes"], Float[Array, "*lanes"]]:
-    """One step, with the sign and the logarithm of the absolute determinant of its Jacobian."""
-    if isinstance(velocity, fields.Velocity) and solver is euler:
-        linear = velocity.linearize(z)
-        return z + dt * linear.velocity, *small.slog_det(identity_plus(dt, linear.core()))
-    z_next, jacobian = _step_and_jacobian(solver, velocity, z, dt=dt)
-    return z_next, *small.slog_det(jacobian)
-
-
-def identity_plus(dt: float, columns) -> list[list[Array]] | Array:
-    """(I + dt M)^T for a matrix given by its columns: as rows of entries if small, else as one array."""
-    if len(columns) <= small.LARGEST_CLOSED:
-        return [[dt * c[i] + (1.0 if i == j else 0.0) for i in range(len(columns))] for j, c in enumerate(columns)]
-    stacked = columns if isinstance(columns, Array) else jnp.stack(list(columns))
-    eye = jnp.eye(len(stacked), dtype=stacked.dtype)
-    return dt * stacked + eye.reshape(eye.shape + (1,) * (stacked.ndim - 2))
-
-
-def _is_factored(solver, velocity) -> bool:
-    return solver is euler and isinstance(velocity, fields.Velocity)
-
-
-def _step_and_jacobian(solver, velocity, z, *, dt):
-    def step(z):
-        z_next = solver(velocity, z, dt)
-        return z_next, z_next
-
-    jacobian, z_next = jax.jacfwd(step, has_aux=True)(z)
-    return z_next, jacobian
-
-
-def _step_and_traceable(solver, velocity, z, *, dt):
-    """The step, and a matrix whose powers have the traces of the powers of X."""
-    if _is_factored(solver, velocity):
-        linear = velocity.linearize(z)
-        core = linear.core()
-        return z + dt * linear.velocity, dt * (core if isinstance(core, Array) else jnp.stack(list(core)))
-    z_next, jacobian = _step_and_jacobian(solver, velocity, z, dt=dt)
-    return z_next, jacobian - jnp.eye(len(z), dtype=z.dtype)
-
-
-def _trace(columns) -> Array:
-    return reduce(add, (columns[i][i] for i in range(len(columns))))
-
-
 def _series(x: Float[Array, "n n *lanes"], order: int) -> Float[Array, "*lanes"]:
-    total, power, transposed = _trace(x), x, jnp.swapaxes(x, 0, 1)
+    total, power, transposed = trace(x), x, jnp.swapaxes(x, 0, 1)
     for k in range(2, order + 1):
         total = total - (-1) ** k / k * jnp.sum(power * transposed, axis=(0, 1))
         if k < order:
             power = jnp.einsum("ij...,jk...->ik...", power, x)
     return total
-
-
-def _linearized(solver, velocity, z, *, dt):
-    """The step and the linear map w -> X w."""
-    if solver is euler:
-        increment, push = jax.linearize(lambda z: dt * velocity(z), z)
-        return z + increment, push
-    z_next, push = jax.linearize(lambda z: solver(velocity, z, dt), z)
-    return z_next, lambda w: push(w) - w
 
 
 def _probed_series(push, w, order):
@@ -407,12 +341,9 @@ def _constant(push, w):
     return lambda x: closed(x, *constants)
 
 
-def _divergence(velocity, z, w):
+def _divergence(field, z, w):
     """v(z) and tr J(z), by probes w where there are any."""
-    if w is not None:
-        v, push = jax.linearize(velocity, z)
-        return v, jnp.mean(jnp.sum(w * jax.vmap(push)(w), axis=-1))
-    if isinstance(velocity, fields.Velocity):
-        linear = velocity.linearize(z)
-        return linear.velocity, _trace(linear.core())
-    return velocity(z), jnp.trace(jax.jacfwd(velocity)(z))
+    if w is None:
+        return field.divergence(z)
+    v, push = jax.linearize(field, z)
+    return v, jnp.mean(jnp.sum(w * jax.vmap(push)(w), axis=-1))

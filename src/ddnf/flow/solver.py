@@ -1,17 +1,55 @@
-"""One step of an ordinary differential equation dz/dt = v(z), as plain functions.
+"""Explicit solvers of dz/dt = v(z): one step each.
 
-A solver is any function ``(velocity, z, dt) -> z_next``; these three are the ones that ship.
+A solver is called as ``solver(velocity, z, dt) -> z_next``. Those of this library also know a Lipschitz bound of their
+step, and `solver.step(velocity, dt)` gives the step as an object with log-determinant and inverse. A plain function of
+the same signature works wherever a solver is expected.
 """
 
+import dataclasses
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
+from typing import Any
 
 from jaxtyping import Array, Float
 
-Solver = Callable[..., Array]
+from ddnf.flow.step import AbstractBoundField, AbstractStep, BoundFunction
 
 
-def euler(velocity: Callable, z: Float[Array, "dim *lanes"], dt: float) -> Float[Array, "dim *lanes"]:
+@dataclasses.dataclass(frozen=True)
+class Solver(ABC):
+    """One step of an explicit method."""
+
+    @abstractmethod
+    def __call__(self, velocity: Callable, z: Float[Array, "dim *lanes"], dt: float) -> Float[Array, "dim *lanes"]:
+        """The point after one step from z."""
+
+    @abstractmethod
+    def expansion(self, x: Any) -> Any:
+        """Lipschitz bound of (step - identity) for a velocity with dt * Lipschitz constant `x`.
+
+        Each stage multiplies in one more power of x: the bound is the truncated series of exp(x) - 1. Below 1 the step
+        is a diffeomorphism (a perturbation of the identity by a contraction).
+        """
+
+    @property
+    def is_euler(self) -> bool:
+        """Whether the Jacobian of the step is I + dt J, with J that of the velocity."""
+        return False
+
+    def step(self, velocity: Callable, dt: float) -> AbstractStep:
+        """The step of a velocity over time dt, with its log-determinant and inverse.
+
+        Example:
+            >>> import jax.numpy as jnp
+            >>> euler.step(lambda z: -z, 0.5).inverse(jnp.ones(1)).tolist()
+            [2.0]
+        """
+        bound = velocity if isinstance(velocity, AbstractBoundField) else BoundFunction(velocity)
+        return bound.step(self, dt)
+
+
+class Euler(Solver):
     """Euler's step z + dt v(z), Eq. (odeDisc) of the paper; first order.
 
     Example:
@@ -19,21 +57,37 @@ def euler(velocity: Callable, z: Float[Array, "dim *lanes"], dt: float) -> Float
         >>> euler(lambda z: -z, jnp.array([1.0]), 0.5).tolist()
         [0.5]
     """
-    return z + dt * velocity(z)
+
+    def __call__(self, velocity: Callable, z: Float[Array, "dim *lanes"], dt: float) -> Float[Array, "dim *lanes"]:
+        return z + dt * velocity(z)
+
+    def expansion(self, x: Any) -> Any:
+        return x
+
+    @property
+    def is_euler(self) -> bool:
+        return True
 
 
-def midpoint(velocity: Callable, z: Float[Array, "dim *lanes"], dt: float) -> Float[Array, "dim *lanes"]:
+class Midpoint(Solver):
     """The explicit midpoint step z + dt v(z + dt/2 v(z)); second order.
 
     Example:
         >>> import jax.numpy as jnp
         >>> midpoint(lambda z: -z, jnp.array([1.0]), 0.5).tolist()
         [0.625]
+        >>> midpoint.expansion(0.5)
+        0.625
     """
-    return z + dt * velocity(z + dt / 2 * velocity(z))
+
+    def __call__(self, velocity: Callable, z: Float[Array, "dim *lanes"], dt: float) -> Float[Array, "dim *lanes"]:
+        return z + dt * velocity(z + dt / 2 * velocity(z))
+
+    def expansion(self, x: Any) -> Any:
+        return x + x**2 / 2
 
 
-def rk4(velocity: Callable, z: Float[Array, "dim *lanes"], dt: float) -> Float[Array, "dim *lanes"]:
+class RK4(Solver):
     """The classical Runge-Kutta step; fourth order.
 
     Example:
@@ -41,28 +95,34 @@ def rk4(velocity: Callable, z: Float[Array, "dim *lanes"], dt: float) -> Float[A
         >>> round(float(rk4(lambda z: -z, jnp.array([1.0]), 0.5)[0]), 5)
         0.60677
     """
-    k1 = velocity(z)
-    k2 = velocity(z + dt / 2 * k1)
-    k3 = velocity(z + dt / 2 * k2)
-    k4 = velocity(z + dt * k3)
-    return z + dt / 6 * (k1 + 2 * k2 + 2 * k3 + k4)
 
+    def __call__(self, velocity: Callable, z: Float[Array, "dim *lanes"], dt: float) -> Float[Array, "dim *lanes"]:
+        k1 = velocity(z)
+        k2 = velocity(z + dt / 2 * k1)
+        k3 = velocity(z + dt / 2 * k2)
+        k4 = velocity(z + dt * k3)
+        return z + dt / 6 * (k1 + 2 * k2 + 2 * k3 + k4)
 
-def expansion(solver: Callable, x):
-    """Lipschitz bound of (step - identity) for a velocity with dt * Lipschitz constant `x`.
-
-    Each stage of an explicit method multiplies in one more power of x: the bound is the truncated series of
-    exp(x) - 1. Below 1 the step is a diffeomorphism (a perturbation of the identity by a contraction). For a
-    solver of one's own no bound is known: infinity.
-
-    Example:
-        >>> expansion(midpoint, 0.5)
-        0.625
-    """
-    if solver is euler:
-        return x
-    if solver is midpoint:
-        return x + x**2 / 2
-    if solver is rk4:
+    def expansion(self, x: Any) -> Any:
         return x + x**2 / 2 + x**3 / 6 + x**4 / 24
-    return math.inf + 0 * x
+
+
+@dataclasses.dataclass(frozen=True)
+class FunctionSolver(Solver):
+    """A function ``(velocity, z, dt) -> z_next`` of a user; no Lipschitz bound is known."""
+
+    function: Callable[..., Array]
+
+    def __call__(self, velocity: Callable, z: Float[Array, "dim *lanes"], dt: float) -> Float[Array, "dim *lanes"]:
+        return self.function(velocity, z, dt)
+
+    def expansion(self, x: Any) -> Any:
+        return math.inf + 0 * x
+
+
+euler, midpoint, rk4 = Euler(), Midpoint(), RK4()
+
+
+def as_solver(solver: Callable) -> Solver:
+    """A solver as it is; any other function as a `FunctionSolver`."""
+    return solver if isinstance(solver, Solver) else FunctionSolver(solver)

@@ -14,10 +14,10 @@ from flowjax.bijections import AbstractBijection, Affine, Chain, TriangularAffin
 from jax import lax
 from jaxtyping import Array, Float
 
+from ddnf.flow import batch
 from ddnf.flow.log_det import Exact, with_key
 from ddnf.flow.parts import ddnf_parts
 from ddnf.flow.random import normals
-from ddnf.flow.score import carries_score, carry_score
 from ddnf.training.loop import Draw
 
 End = Literal["full", "diagonal"]
@@ -124,13 +124,15 @@ class ReverseKL(eqx.Module):
         frozen = jax.tree.map(lambda a: lax.stop_gradient(a) if eqx.is_array(a) else a, flow)
         spread = jnp.where(4 * jnp.arange(self.batch) < self.batch, self.spread, 1.0)[:, None]
         log_q, x = log_q + jnp.sum(x**2 * (1 - spread**2), axis=-1) / 2, x * spread
-        u, log_det, score_q = jax.vmap(lambda x: carry_score(frozen, x, -x))(x)
+        u, log_det, score_q = batch.transform_with_score(frozen, x, -x)
         log_p, score_p = jax.vmap(jax.value_and_grad(self._whitened))(u)
         slope = lax.stop_gradient(score_q - warmth * score_p)
-        moved = jax.vmap(flow.transform)(x)
+        moved, _ = batch.transform_and_log_det(flow, x)
         return jnp.mean(log_q - log_det - log_p), jnp.mean(jnp.sum(slope * moved, axis=-1))
 
 
 def best_gradient(flow: AbstractBijection) -> Gradient:
     """The path gradient wherever the flow carries scores and has the exact log-determinant."""
-    return "path" if carries_score(flow) and all(isinstance(f.log_det, Exact) for f in ddnf_parts(flow)) else "total"
+    return (
+        "path" if batch.carries_score(flow) and all(isinstance(f.log_det, Exact) for f in ddnf_parts(flow)) else "total"
+    )
