@@ -18,7 +18,7 @@ BASE = {"system", "flow"}
 FITS = {"training", "posterior", "density", "vae"}
 ALLOWED = {
     "system": set(),
-    "flow": set(),
+    "flow": {"system"},
     "flows": BASE,
     "training": {"system"},
     "posterior": BASE | {"flows", "training", "storage"},

@@ -16,16 +16,38 @@ def broken_flow():
 
 
 BAD = {
-    "blocks": (lambda: DDNF(jr.key(0), 2, blocks=0), "Expected blocks of at least 1; got 0"),
-    "steps": (lambda: DDNF(jr.key(0), 2, steps=0), "Expected steps of at least 1; got 0"),
-    "dim": (lambda: DDNF(jr.key(0), 0), "Expected dim of at least 1; got 0"),
-    "width": (lambda: DDNF(jr.key(0), 2, hidden=(4, 0)), r"Expected hidden .* at least 1; got \(4, 0\)"),
-    "no layer": (lambda: MLPField(jr.key(0), 2, hidden=()), "Expected hidden to have one or more widths"),
+    "blocks": (lambda: DDNF(jr.key(0), 2, blocks=0), "Expected blocks to be an integer of at least 1; got 0"),
+    "steps": (lambda: DDNF(jr.key(0), 2, steps=0), "Expected steps to be an integer of at least 1; got 0"),
+    "dim": (lambda: DDNF(jr.key(0), 0), "Expected dim to be an integer of at least 1; got 0"),
+    "width": (lambda: DDNF(jr.key(0), 2, hidden=(4, 0)), r"Expected hidden .* at least 1, .*; got \(4, 0\)"),
+    "no layer": (lambda: MLPField(jr.key(0), 2, hidden=()), "Expected hidden to be one or more widths"),
+    "one number for hidden": (lambda: DDNF(jr.key(0), 2, hidden=16), r"Expected hidden .* such as \(16, 16\); got 16"),
+    "a seed for a key": (lambda: DDNF(0, 2), r"Expected a random key such as jax.random.key\(0\); got 0"),
+    "half a step": (lambda: DDNF(jr.key(0), 2, steps=1.5), "Expected steps to be an integer of at least 1; got 1.5"),
+    "field's shape": (
+        lambda: DDNF(jr.key(0), 2, field=lambda key: lambda z, condition: z[:1]),
+        r"Expected field\(key\) .* of shape \(2,\); got \(1,\)",
+    ),
+    "field's arguments": (
+        lambda: DDNF(jr.key(0), 2, field=lambda key: lambda z: z),
+        r"Expected field\(key\) to be a function \(z, condition\) .* it raised TypeError",
+    ),
+    "batch of other points": (
+        lambda: FLOW.batch_transform_and_log_det(jnp.ones((4, 3))),
+        r"Expected points of shape \(n, 2\); got \(4, 3\)",
+    ),
+    "batch with other conditions": (
+        lambda: CONDITIONAL.batch_inverse_and_log_det(jnp.ones((4, 2)), jnp.ones((5, 3))),
+        r"Expected condition of shape \(3,\), or one for each of 4 points; got \(5, 3\)",
+    ),
     "activation": (
         lambda: DDNF(jr.key(0), 2, activation="relu"),
         "Expected activation to be one of tanh, .*; got 'relu'",
     ),
-    "condition_dim": (lambda: DDNF(jr.key(0), 2, condition_dim=0), "Expected condition_dim of at least 1"),
+    "condition_dim": (
+        lambda: DDNF(jr.key(0), 2, condition_dim=0),
+        "Expected condition_dim to be an integer of at least 1",
+    ),
     "context_rank": (lambda: DDNF(jr.key(0), 2, context_rank=1), "Expected a condition_dim with context_rank"),
     "inverse": (lambda: DDNF(jr.key(0), 2, inverse="fast"), "Expected inverse to be exact or reverse; got 'fast'"),
     "solver": (lambda: DDNF(jr.key(0), 2, solver="euler"), "Expected solver to be ddnf.euler, .*; got 'euler'"),

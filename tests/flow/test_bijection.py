@@ -11,7 +11,6 @@ from flowjax.distributions import Normal, StandardNormal, Transformed
 from numpy.testing import assert_allclose
 
 import ddnf
-from ddnf.flow import bijection as module
 from tests.bijections import BIJECTIONS, points
 
 every_row = pytest.mark.parametrize("name", BIJECTIONS)
@@ -222,29 +221,3 @@ def test_compile_time_does_not_grow_with_blocks_and_steps():
         return str(jax.make_jaxpr(loss)(arrays)).count(" = ")
 
     assert size(32) == size(3) > 100
-
-
-@pytest.mark.parametrize(("dim", "hidden"), [(2, (4, 4)), (6, (5,)), (20, (24, 24))], ids=str)
-@pytest.mark.parametrize("condition_dim", [None, 3])
-def test_many_points_side_by_side_are_the_same_as_one_by_one(monkeypatch, dim, hidden, condition_dim):
-    monkeypatch.setattr(module, "_LANES", ((np.inf, 16),))
-    flow = ddnf.DDNF(
-        jr.key(0), dim, blocks=2, steps=2, hidden=hidden, output_scale=1.0, condition_dim=condition_dim, lipschitz=0.9
-    )
-    x, c = jr.normal(jr.key(1), (37, dim)), jr.normal(jr.key(2), (37, condition_dim or 1))
-
-    def one(flow, x, c):
-        y, log_det = flow.transform_and_log_det(x, None if condition_dim is None else c)
-        return jnp.sum(y**2) - log_det
-
-    def together(flow):
-        return jnp.sum(jax.vmap(lambda x, c: one(flow, x, c))(x, c))
-
-    def apart(flow):
-        return jnp.sum(jax.lax.map(lambda item: one(flow, *item), (x, c)))
-
-    value, gradient = eqx.filter_jit(eqx.filter_value_and_grad(together))(flow)
-    other_value, other_gradient = eqx.filter_jit(eqx.filter_value_and_grad(apart))(flow)
-    assert_allclose(value, other_value, rtol=1e-12)
-    for a, b in zip(jax.tree.leaves(gradient), jax.tree.leaves(other_gradient), strict=True):
-        assert_allclose(a, b, atol=1e-10)

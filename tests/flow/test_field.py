@@ -8,7 +8,8 @@ import pytest
 from numpy.testing import assert_allclose
 
 from ddnf import MLPField
-from ddnf.flow.field import ACTIVATIONS, spectral_norm
+from ddnf.flow.activation import ACTIVATIONS
+from ddnf.flow.layer import spectral_norm
 
 SHAPES = [(2, (16, 16)), (3, (2, 2)), (1, (4,)), (5, (7, 3, 6)), (20, (18, 19)), (4, (8, 2, 8, 3))]
 
@@ -22,7 +23,7 @@ def test_factors_and_core(dim, hidden, context):
 
     @jax.jit
     def run(z, condition):
-        core = field.at(condition).linearize(z).core()
+        core = field.bind(condition).linearize(z).core()
         factors = field.jacobian_factors(z, condition)
         return jax.jacobian(field)(z, condition), *factors, jnp.stack(list(core), axis=1)
 
@@ -30,7 +31,7 @@ def test_factors_and_core(dim, hidden, context):
     assert a.shape[1] == b.shape[0] == min(dim, *hidden)
     assert_allclose(a @ b, jacobian, atol=1e-12)
     assert_allclose(core, b @ a, atol=1e-12)
-    assert np.linalg.norm(jacobian, 2) <= field.at(condition).lipschitz() * (1 + 1e-12)
+    assert np.linalg.norm(jacobian, 2) <= field.bind(condition).lipschitz() * (1 + 1e-12)
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)

@@ -21,12 +21,12 @@ FIELDS = {
 
 def velocity(name):
     field = FIELDS[name]
-    return field.at(None) if isinstance(field, MLPField) else field
+    return field.bind() if isinstance(field, MLPField) else field
 
 
 def step(rule, name, solver, dt, z=None):
     z = jr.normal(jr.key(2), (4,)) if z is None else z
-    return rule.step(solver, velocity(name), z, dt=dt, cell=0)[1]
+    return rule.apply(solver.step(velocity(name), dt), z, cell=0)[1]
 
 
 every_field = pytest.mark.parametrize("name", FIELDS)
@@ -59,7 +59,7 @@ def test_printed_second_order_is_right_for_symmetric_jacobians():
     matrix = jnp.array([[0.3, 0.1], [0.1, -0.2]])
     z = jnp.ones(2)
     printed, right = (
-        rule.step(euler, lambda z: matrix @ z, z, dt=0.5, cell=0)[1] for rule in (PrintedTaylor(), Taylor(2))
+        rule.apply(euler.step(lambda z: matrix @ z, 0.5), z, cell=0)[1] for rule in (PrintedTaylor(), Taylor(2))
     )
     assert_allclose(printed, right, atol=1e-14)
 
@@ -70,7 +70,7 @@ def test_erratum_of_the_printed_second_order():
 
     def median(rule, dt):
         def error(matrix):
-            steps = [r.step(euler, lambda z: matrix @ z, jnp.ones(2), dt=dt, cell=0)[1] for r in (rule, Exact())]
+            steps = [r.apply(euler.step(lambda z: matrix @ z, dt), jnp.ones(2), cell=0)[1] for r in (rule, Exact())]
             return jnp.abs(steps[0] - steps[1])
 
         return float(jnp.median(jax.vmap(error)(matrices)))
@@ -181,9 +181,21 @@ def test_with_key_leaves_the_rest_alone():
 
 def test_a_rule_of_ones_own():
     class Half(ddnf.LogDet):
+        def apply(self, step, z, *, cell):
+            return step.apply(z), jnp.asarray(0.5)
+
+    flow = DDNF(jr.key(0), 2, blocks=2, steps=3, log_det=Half())
+    for batch in (jax.vmap(flow.transform_and_log_det), flow.batch_transform_and_log_det):
+        assert_allclose(batch(jnp.ones((4, 2)))[1], 3.0)
+
+
+def test_a_rule_of_version_0_1_still_works():
+    class Half(ddnf.LogDet):
         def step(self, solver, velocity, z, *, dt, cell):
             return solver(velocity, z, dt), jnp.asarray(0.5)
 
     flow = DDNF(jr.key(0), 2, blocks=2, steps=3, log_det=Half())
-    _, log_det = jax.vmap(flow.transform_and_log_det)(jnp.ones((4, 2)))
-    assert_allclose(log_det, 3.0)
+    with pytest.warns(DeprecationWarning, match="apply"):
+        assert_allclose(flow.transform_and_log_det(jnp.ones(2))[1], 3.0)
+    with pytest.warns(DeprecationWarning, match="apply"):
+        assert_allclose(Exact().step(euler, lambda z: z, jnp.ones(2), dt=0.5, cell=0)[1], 2 * np.log(1.5))

@@ -9,8 +9,6 @@ import pytest
 from numpy.testing import assert_allclose
 
 from ddnf import DDNF, certify, euler
-from ddnf.flow.field import Velocity
-from ddnf.flow.newton import invert_step
 
 
 @pytest.mark.parametrize("hidden", [(16, 16), (2, 2)])
@@ -55,7 +53,7 @@ def test_hard_cells_need_damping():
         return 30 * (jnp.arctan(20 * z) + z / 60)
 
     y = jnp.linspace(-80.0, 80.0, 41)[None, :, None]
-    x = jax.vmap(jax.vmap(lambda y: invert_step(euler, bend, y, dt=1.0)))(y)
+    x = jax.vmap(jax.vmap(euler.step(bend, 1.0).inverse))(y)
     assert_allclose(x + bend(x), y, atol=1e-12)
 
 
@@ -85,23 +83,3 @@ def test_reverse_is_of_first_order():
         log_det_errors.append(jnp.mean(jnp.abs(reverse_log_det + log_det)))
     for error in (errors, log_det_errors):
         assert_allclose(-np.polyfit(np.log(steps), np.log(error), 1)[0], 1, atol=0.15)
-
-
-def test_many_points_go_in_chunks():
-    """More points than one chunk, not a multiple of it, with a condition for each."""
-    flow = DDNF(jr.key(0), 2, blocks=2, steps=2, output_scale=1.0, condition_dim=2)
-    x, condition = jr.normal(jr.key(1), (1300, 2)), jr.normal(jr.key(2), (1300, 2))
-    y, log_det = jax.jit(jax.vmap(flow.transform_and_log_det))(x, condition)
-    back, inverse_log_det = jax.jit(jax.vmap(flow.inverse_and_log_det))(y, condition)
-    assert_allclose(back, x, atol=1e-10)
-    assert_allclose(inverse_log_det, -log_det, atol=1e-10)
-
-
-def test_a_direct_vmap_uses_lanes(monkeypatch):
-    """The fast way is taken where it can be, whatever JAX calls its insides."""
-    shapes = []
-    original = Velocity.linearize
-    monkeypatch.setattr(Velocity, "linearize", lambda self, z: shapes.append(z.shape) or original(self, z))
-    flow = DDNF(jr.key(0), 2, blocks=1, steps=1)
-    jax.grad(lambda x: jnp.sum(jax.vmap(flow.transform)(x)))(jnp.ones((7, 2)))
-    assert (2, 7) in shapes

@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
-from ddnf.flow.score import carries_score, carry_score
 from flowjax.bijections import Affine, Chain, Invert, Sigmoid, TriangularAffine
 from flowjax.distributions import StandardNormal, Transformed
 from numpy.testing import assert_allclose
@@ -65,20 +64,19 @@ def test_scores_go_through_chains():
     x = jnp.array([0.3, -0.8])
     for whole in (chain, Invert(chain), Chain([Invert(chain), Sigmoid((2,))])):
         assert carries_score(whole)
-        y, log_det, score = carry_score(whole, x, -x)
+        (y,), (log_det,), (score,) = transform_with_score(whole, x[None], -x[None])
         q = Transformed(StandardNormal((2,)), whole)
         assert_allclose(score, jax.grad(q.log_prob)(y), atol=1e-8)
         assert_allclose(log_det, whole.transform_and_log_det(x)[1])
     assert not carries_score(Invert(small(50))) and carries_score(small(50))
 
 
-def test_scores_take_lanes():
+def test_scores_of_a_batch():
     flow = small(3, output_scale=1.0)
     x = jr.normal(jr.key(0), (7, 3))
-    batched = jax.vmap(flow.transform_with_score)(x, -x)
-    for i in range(7):
-        for a, b in zip(batched, flow.transform_with_score(x[i], -x[i]), strict=True):
-            assert_allclose(a[i], b, atol=1e-12)
+    one_by_one = jax.vmap(flow.transform_with_score)(x, -x)
+    for a, b in zip(flow.batch_transform_with_score(x, -x), one_by_one, strict=True):
+        assert_allclose(a, b, atol=1e-12)
 
 
 # Gradients of the loss.

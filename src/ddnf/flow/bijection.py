@@ -13,10 +13,11 @@ from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from ddnf.flow import integrate
 from ddnf.flow.batch import BatchedBijection, run_lanes
-from ddnf.flow.field import MLPField, as_field
+from ddnf.flow.field import MLPField, as_field, check_field
 from ddnf.flow.log_det import Exact, LogDet
 from ddnf.flow.solver import Solver, as_solver, euler
 from ddnf.flow.step import AbstractBoundField
+from ddnf.system.checks import check_count, check_key
 
 Inversion = Literal["exact", "reverse"]
 Recompute = Literal["cells", "segments", "nothing"]
@@ -114,16 +115,19 @@ class DDNF(BatchedBijection):
         mlp = eqx.Partial(
             MLPField,
             dim=dim,
-            hidden=tuple(hidden),
+            hidden=hidden,
             condition_dim=condition_dim,
             activation=activation,
             context_rank=context_rank,
             output_scale=output_scale,
         )
+        check_key(key)
         log_det = Exact() if log_det is None else log_det
         _check_arguments(dim, blocks, steps, solver, log_det, inverse, lipschitz, field, recompute)
         if field is None:
-            jax.eval_shape(mlp, key)  # complains of bad sizes before anything is traced
+            jax.eval_shape(mlp, key)  # raises for bad sizes before anything is compiled
+        else:
+            check_field(field, key, dim, condition_dim)
         self.fields = _stack(mlp if field is None else field, key, blocks)
         self.log_det = log_det
         self.shape = (dim,)
@@ -316,8 +320,8 @@ class DDNF(BatchedBijection):
 
 @eqx.filter_jit
 def _stack(field, key, blocks):
-    # Compiled as a whole: one by one, these many small operations would take longer. And one field after another,
-    # which the compiler is quicker with than with all at once.
+    # Compiled as one program, because the many small operations would each compile; and one field after another, which
+    # compiles faster than all at once.
     static = eqx.filter(field(key), eqx.is_array, inverse=True)
     arrays = lax.map(lambda key: eqx.filter(field(key), eqx.is_array), jr.split(key, blocks))
     return eqx.combine(arrays, static)
@@ -333,9 +337,7 @@ def _admissible(solver: Solver, bound: float) -> float:
 
 
 def _check_arguments(dim, blocks, steps, solver: Any, log_det, inverse, lipschitz, field, recompute):
-    for name, value in (("dim", dim), ("blocks", blocks), ("steps", steps)):
-        if value < 1:
-            raise ValueError(f"Expected {name} of at least 1; got {value}.")
+    check_count(dim=dim, blocks=blocks, steps=steps)
     if not callable(solver):
         raise ValueError(f"Expected solver to be ddnf.euler, midpoint, rk4 or a function like them; got {solver!r}.")
     if not isinstance(log_det, LogDet):

@@ -7,6 +7,7 @@ The r x r matrix B A is the *core*: its determinant, inverse and traces are all 
 
 from collections.abc import Sequence
 from functools import reduce
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -115,8 +116,8 @@ class LinearizedMLP(eqx.Module):
         return self._wide_core() if self.field.first_columns is None else self._narrow_core()
 
     def _narrow_core(self) -> Sequence[Array] | Array:
-        field = self.field
-        columns, (first, *order) = field.first_columns, _remaining_layers(field)
+        field, (first, *order) = self.field, _remaining_layers(self.field)
+        columns: Any = field.first_columns
         slope = self._slope_after(first)
         for index in order:
             columns = _advance(field.layers[index], slope, columns)

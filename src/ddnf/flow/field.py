@@ -4,6 +4,7 @@ A field is any callable ``(z, condition) -> v``. `field.bind(condition)` compute
 on z, and gives a bound field z -> v(z), which knows its steps. `MLPField` is the default; its Jacobian is factored.
 """
 
+import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from itertools import accumulate
@@ -20,6 +21,7 @@ from ddnf.flow.activation import ACTIVATIONS
 from ddnf.flow.bound import BoundMLP
 from ddnf.flow.layer import Layer, times
 from ddnf.flow.step import AbstractBoundField, BoundFunction
+from ddnf.system.checks import check_count, check_key
 
 
 class AbstractField(eqx.Module):
@@ -58,6 +60,21 @@ class FunctionField(AbstractField):
     @property
     def rank(self):
         return 1
+
+
+def check_field(make: Callable, key: PRNGKeyArray, dim: int, condition_dim: int | None) -> None:
+    """Raises unless ``make(key)`` is a field ``(z, condition) -> v`` whose velocities have the shape of z."""
+    dtype = jnp.result_type(float)
+    z = jax.ShapeDtypeStruct((dim,), dtype)
+    condition = None if condition_dim is None else jax.ShapeDtypeStruct((condition_dim,), dtype)
+    expected = f"Expected field(key) to be a function (z, condition) -> v of shape ({dim},)"
+    try:
+        velocity = eqx.filter_eval_shape(lambda key, z, condition: make(key)(z, condition), key, z, condition)
+    except Exception as error:
+        first = (str(error).strip().splitlines() or [""])[0]
+        raise ValueError(f"{expected}; it raised {type(error).__name__}: {first}") from error
+    if getattr(velocity, "shape", None) != (dim,):
+        raise ValueError(f"{expected}; got {getattr(velocity, 'shape', type(velocity).__name__)}.")
 
 
 def as_field(field: Any) -> AbstractField:
@@ -127,6 +144,7 @@ class MLPField(AbstractField):
         context_rank: int = 0,
         output_scale: float = 0.01,
     ):
+        check_key(key)
         _check_sizes(dim, hidden, condition_dim, activation, context_rank)
         widths = (dim, *hidden, dim)
         shapes = list(zip(widths[1:], widths[:-1], strict=True))
@@ -157,6 +175,11 @@ class MLPField(AbstractField):
     def bind(self, condition: Float[Array, "condition *lanes"] | None = None) -> BoundMLP:
         """The field at one condition, with everything that does not depend on z computed once."""
         return self._bind_projected(self.project_condition(condition))
+
+    def at(self, condition: Float[Array, "condition *lanes"] | None = None) -> BoundMLP:
+        """Deprecated: `bind`."""
+        warnings.warn("MLPField.at is deprecated: use bind.", DeprecationWarning, stacklevel=2)
+        return self.bind(condition)
 
     def bind_stack(self, condition, count):
         return eqx.filter_vmap(MLPField._bind_projected, axis_size=count)(self, self.project_condition(condition))
@@ -220,19 +243,11 @@ def _split(flat, shapes):
 
 
 def _check_sizes(dim, hidden, condition_dim, activation, context_rank):
-    if dim < 1:
-        raise ValueError(f"Expected dim of at least 1; got {dim}.")
-    if not isinstance(hidden, Sequence) or not all(_is_size(width) for width in hidden) or not hidden:
+    check_count(dim=dim, condition_dim=condition_dim)
+    if not isinstance(hidden, Sequence) or not hidden or not all(isinstance(w, int) and w >= 1 for w in hidden):
         raise ValueError(f"Expected hidden to be one or more widths of at least 1, such as (16, 16); got {hidden!r}.")
-    if condition_dim is not None and condition_dim < 1:
-        raise ValueError(f"Expected condition_dim of at least 1, or None; got {condition_dim}.")
     if activation not in ACTIVATIONS:
         raise ValueError(f"Expected activation to be one of {', '.join(ACTIVATIONS)}; got {activation!r}.")
-    if context_rank < 0:
-        raise ValueError(f"Expected context_rank of at least 0; got {context_rank}.")
+    check_count(0, context_rank=context_rank)
     if context_rank > 0 and condition_dim is None:
         raise ValueError(f"Expected a condition_dim with context_rank; got context_rank={context_rank} alone.")
-
-
-def _is_size(width: Any) -> bool:
-    return isinstance(width, int) and not isinstance(width, bool) and width >= 1

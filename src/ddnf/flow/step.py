@@ -29,7 +29,7 @@ class AbstractBoundField(eqx.Module):
         """The velocity at z."""
 
     @abstractmethod
-    def step(self, solver: Callable, dt: Any) -> "AbstractStep":
+    def step(self, solver: Any, dt: Any) -> "AbstractStep":
         """One step of a solver over time dt."""
 
     @abstractmethod

@@ -82,7 +82,7 @@ class ReverseKL(eqx.Module):
 
     With ``gradient="path"`` the gradient goes through the draws only: log q's own dependence on the parameters, whose
     expectation is zero, is left out (Roeder, Wu and Duvenaud, 2017; Vaitl et al., 2022). Its variance vanishes where
-    q = p. The score of q is carried along with the draws (see `ddnf.flow.score`).
+    q = p. The score of q is carried along with the draws (see `ddnf.flow.batch`).
 
     `temper` steps long the target is warmed up; the value returned is that of the target as it is.
 
