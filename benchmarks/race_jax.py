@@ -23,6 +23,7 @@ from flowjax.flows import masked_autoregressive_flow
 
 import ddnf
 from benchmarks import race
+from ddnf.flow import batch
 from ddnf.flows import make
 from ddnf.posterior import ReverseKL, best_gradient
 from ddnf.training import Draw
@@ -95,7 +96,7 @@ def _divergence(static: Any, energy: str) -> Callable:
 
     @jax.jit
     def kl(arrays):
-        z, log_det = jax.vmap(eqx.combine(arrays, static).transform_and_log_det)(x)
+        z, log_det = batch.transform_and_log_det(eqx.combine(arrays, static), x)
         log_q = jnp.sum(jax.scipy.stats.norm.logpdf(x), axis=1) - log_det
         return jnp.mean(log_q - jax.vmap(ENERGIES[energy].log_density)(z))
 

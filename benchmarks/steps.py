@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import jax.random as jr
 
 import ddnf
+from ddnf.flow import has_probes
 
 
 class Step(NamedTuple):
@@ -42,13 +43,14 @@ def training_step(
     keys = jr.split(jr.key(2), batch)
     arrays, static = eqx.partition(flow, eqx.is_inexact_array)
 
-    def sample(flow, key, x):
-        y, log_det = ddnf.with_key(flow, key).transform_and_log_det(x)
-        return jnp.sum(y**2) / 2 - log_det
+    def moved(flow):
+        if not has_probes(flow):
+            return flow.batch_transform_and_log_det(x)
+        return jax.vmap(lambda key, x: ddnf.with_key(flow, key).transform_and_log_det(x))(keys, x)
 
     def loss(arrays):
-        flow = eqx.combine(arrays, static)
-        return jnp.mean(jax.vmap(lambda k, x: sample(flow, k, x))(keys, x))
+        y, log_det = moved(eqx.combine(arrays, static))
+        return jnp.mean(jnp.sum(y**2, axis=-1) / 2 - log_det)
 
     return compiled(jax.value_and_grad(loss), arrays)
 

@@ -141,7 +141,7 @@ def median(part: dict[str, Any], name: str) -> float:
 
 @eqx.filter_jit
 def _elbo(flow: DDNF, x: Float[Array, "n 2"]) -> Float[Array, ""]:
-    z, log_det = jax.vmap(flow.transform_and_log_det)(x)
+    z, log_det = flow.batch_transform_and_log_det(x)
     log_q = jnp.sum(jax.scipy.stats.norm.logpdf(x), axis=-1) - log_det
     return jnp.mean(jax.vmap(ENERGY.log_density)(z) - log_q)
 

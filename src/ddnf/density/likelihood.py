@@ -9,6 +9,7 @@ from jaxtyping import Array
 
 from ddnf.density.columns import Column, to_real
 from ddnf.density.holdout import part_numbers
+from ddnf.flow import batch
 from ddnf.flow.random import normal_log_prob, normals
 from ddnf.training import loop as train
 
@@ -87,8 +88,7 @@ def even_noise(columns, count):
 @eqx.filter_jit
 def log_prob(flow, u, condition):
     """The log density of rows u under a flow from a standard normal; -inf where the inverse failed."""
-    in_axes = (0, None if condition is None else 0)
-    z, log_det = jax.vmap(flow.inverse_and_log_det, in_axes)(u, condition)
+    z, log_det = batch.inverse_and_log_det(flow, u, condition)
     value = normal_log_prob(z) + log_det
     return jnp.where(jnp.isnan(value), -jnp.inf, value)
 
@@ -96,4 +96,4 @@ def log_prob(flow, u, condition):
 @eqx.filter_jit
 def sample(flow, key, n, condition):
     """n draws of a flow from a standard normal, one for each condition."""
-    return jax.vmap(flow.transform, (0, None if condition is None else 0))(normals(key, n, flow.shape), condition)
+    return batch.transform_and_log_det(flow, normals(key, n, flow.shape), condition)[0]

@@ -295,6 +295,17 @@ class Unbiased(_Probed):
         return lax.stop_gradient(value) + surrogate - lax.stop_gradient(surrogate)
 
 
+def has_probes(tree) -> bool:
+    """Whether any rule in a tree draws random probes.
+
+    Example:
+        >>> has_probes(Taylor(2, probes=1)), has_probes(Exact())
+        (True, False)
+    """
+    nodes = jax.tree.leaves(tree, is_leaf=lambda node: isinstance(node, _Probed))
+    return any(isinstance(node, _Probed) and node.probes is not None for node in nodes)
+
+
 def with_key(tree, key: PRNGKeyArray):
     """`tree` with fresh randomness for the probes in it; a no-op where there are none.
 

@@ -10,6 +10,7 @@ from flowjax.bijections import AbstractBijection
 from flowjax.distributions import Transformed
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from ddnf.flow import batch
 from ddnf.flow.random import normal_log_prob, normals
 
 _BATCH = 500
@@ -34,7 +35,7 @@ def draw(flow: AbstractBijection, key: PRNGKeyArray, n: int) -> tuple[Float[Arra
 @eqx.filter_jit
 def _draw(flow, key, n):
     x = normals(key, n, flow.shape)
-    z, log_det = jax.vmap(flow.transform_and_log_det)(x)
+    z, log_det = batch.transform_and_log_det(flow, x)
     return z, normal_log_prob(x) - log_det
 
 
@@ -62,7 +63,9 @@ def _batch(function, z):
 @eqx.filter_jit
 def log_prob(distribution: Transformed, z: Float[Array, "n dim"]) -> Float[Array, " n"]:
     """A distribution's log density at many points."""
-    return jax.vmap(distribution.log_prob)(z)
+    x, log_det = batch.inverse_and_log_det(distribution.bijection, z)
+    value = jax.vmap(distribution.base_dist.log_prob)(x) + log_det
+    return jnp.where(jnp.isnan(value), -jnp.inf, value)
 
 
 def clean(log_weights: Float[Array | np.ndarray, " n"]) -> Float[np.ndarray, " n"]:

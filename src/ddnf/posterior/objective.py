@@ -15,7 +15,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from ddnf.flow import batch
-from ddnf.flow.log_det import Exact, with_key
+from ddnf.flow.log_det import Exact, has_probes, with_key
 from ddnf.flow.parts import ddnf_parts
 from ddnf.flow.random import normals
 from ddnf.training.loop import Draw
@@ -105,8 +105,7 @@ class ReverseKL(eqx.Module):
         if self.gradient == "path":
             value, surrogate = self._path(flow, x, log_q, warmth)
         else:
-            keys = jr.split(jr.fold_in(draw.key, 1), self.batch)
-            u, log_det = jax.vmap(lambda x, key: with_key(flow, key).transform_and_log_det(x))(x, keys)
+            u, log_det = self._moved(flow, x, jr.fold_in(draw.key, 1))
             log_p = jax.vmap(self._whitened)(u)
             value = jnp.mean(log_q - log_det - log_p)
             surrogate = jnp.mean(-log_det - warmth * log_p)
@@ -114,6 +113,12 @@ class ReverseKL(eqx.Module):
             inner = flow if self.whitening is None else _first(flow)
             surrogate = surrogate + jnp.mean(jax.vmap(lambda x: regularizer(inner, x))(x))
         return lax.stop_gradient(value - surrogate) + surrogate
+
+    def _moved(self, flow, x, key):
+        if not has_probes(flow):
+            return batch.transform_and_log_det(flow, x)
+        keys = jr.split(key, self.batch)
+        return jax.vmap(lambda x, key: with_key(flow, key).transform_and_log_det(x))(x, keys)
 
     def _whitened(self, u):
         if self.whitening is None:

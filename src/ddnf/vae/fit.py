@@ -5,7 +5,6 @@ from functools import lru_cache
 from os import PathLike
 from typing import Literal, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
@@ -137,7 +136,7 @@ def _loss(pixels: Pixels, warm_up_steps: int) -> Callable:
     def loss(vae: VAE, draw: train.Draw) -> Array:
         pixel_key, key = jr.split(draw.key)
         x = _PREPARE[pixels](pixel_key, draw.rows)
-        terms = jax.vmap(vae.terms)(jr.split(key, len(x)), x)
+        terms = vae.batch_terms(key, x)
         weight = jnp.minimum(1.0, (draw.step + 1) / warm_up_steps) if warm_up_steps else 1.0
         return jnp.mean(weight * terms.kl - terms.log_likelihood)
 

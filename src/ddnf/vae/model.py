@@ -12,7 +12,8 @@ import numpy as np
 from flowjax.bijections import AbstractBijection
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from ddnf.flow.log_det import with_key
+from ddnf.flow import batch
+from ddnf.flow.log_det import has_probes, with_key
 from ddnf.flow.parts import as_exact
 from ddnf.flow.random import normal_log_prob, normals
 
@@ -210,6 +211,18 @@ class VAE(eqx.Module):
     def terms(self, key: PRNGKeyArray, x: Float[Array, " pixels"]) -> Terms:
         """One draw of an image's posterior, with its log densities by the flow's own log-determinant."""
         return self._terms(key, x, self.code(x))
+
+    def batch_terms(self, key: PRNGKeyArray, x: Float[Array, "n pixels"]) -> Terms:
+        """`terms` of every row, as by `jax.vmap` with split keys; the whole batch goes through the flow at once."""
+        keys = jr.split(key, len(x))
+        if self.flow is None or has_probes(self.flow):
+            return jax.vmap(self.terms)(keys, x)
+        code = jax.vmap(self.code)(x)
+        noise = jax.vmap(lambda key: jr.normal(jr.split(key)[0], code.mean.shape[1:]))(keys)
+        start = code.mean + jnp.exp(code.log_scale) * noise
+        z, log_det = batch.transform_and_log_det(self.flow, start, code.context)
+        log_posterior = normal_log_prob(noise) - jnp.sum(code.log_scale, axis=-1) - log_det
+        return Terms(z, jax.vmap(self.likelihood)(x, jax.vmap(self.decoder)(z)), normal_log_prob(z), log_posterior)
 
     def log_weights(self, key: PRNGKeyArray, x: Float[Array, " pixels"], draws: int) -> Float[Array, " draws"]:
         """Log importance weights of many draws for one image: their mean is the ELBO."""
