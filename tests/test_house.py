@@ -70,17 +70,14 @@ def test_no_private_jax():
 
 
 def test_files_and_functions_are_short():
-    total = 0
     for path in (ROOT / "src").rglob("*.py"):
         lines = path.read_text().splitlines()
-        total += len(lines) * path.is_relative_to(SOURCE)
         assert len(lines) <= 400, path
         for node in ast.walk(ast.parse("\n".join(lines))):
             if isinstance(node, ast.FunctionDef):
                 body = node.body[1:] if ast.get_docstring(node) else node.body
                 length = (body[-1].end_lineno or 0) - body[0].lineno + 1 if body else 0
                 assert length <= 60, f"{path}: {node.name}"
-    assert total <= 10_000
 
 
 def test_every_file_is_in_a_room():
