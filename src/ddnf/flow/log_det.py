@@ -168,12 +168,9 @@ class PrintedTaylor(_Probed):
         -0.25
     """
 
-    probes: int | None
-    kind: str
-    key: PRNGKeyArray | None
-
-    def __init__(self, *, probes: int | None = None, kind: str = "gaussian", key: PRNGKeyArray | None = None):
-        self.probes, self.kind, self.key = probes, kind, key
+    probes: int | None = eqx.field(default=None, kw_only=True)
+    kind: str = eqx.field(default="gaussian", kw_only=True)
+    key: PRNGKeyArray | None = eqx.field(default=None, kw_only=True)
 
     def apply(self, step, z, *, cell) -> Stepped:
         if self.probes is None:
@@ -202,12 +199,9 @@ class Divergence(_Probed):
         1.0
     """
 
-    probes: int | None
-    kind: str
-    key: PRNGKeyArray | None
-
-    def __init__(self, *, probes: int | None = None, kind: str = "gaussian", key: PRNGKeyArray | None = None):
-        self.probes, self.kind, self.key = probes, kind, key
+    probes: int | None = eqx.field(default=None, kw_only=True)
+    kind: str = eqx.field(default="gaussian", kw_only=True)
+    key: PRNGKeyArray | None = eqx.field(default=None, kw_only=True)
 
     def apply(self, step, z, *, cell) -> Stepped:
         w = None if self.probes is None else self.draw(z, cell)
