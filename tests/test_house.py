@@ -108,3 +108,12 @@ def test_import_is_light():
     code = "import ddnf, sys; print(' '.join({name.split('.')[0] for name in sys.modules}))"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert "jax" in loaded and not set(loaded) & heavy
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["flows.make", "bridges.sklearn.DDNFDensity", "bridges.numpyro", "viz.plot.gallery", "viz.view.page", "cli.main"],
+)
+def test_rooms_are_imported_when_used(name):
+    code = f"import ddnf; print(ddnf.{name})"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout

@@ -55,7 +55,7 @@ __all__ = [
 
 # Imported when first used: some need libraries of their own.
 _LAZY = {"from_numpyro": "ddnf.bridges.numpyro", "from_pymc": "ddnf.bridges.pymc"}
-_ROOMS = ("baselines", "bridges", "density", "flows", "posterior", "storage", "training", "vae", "viz")
+_ROOMS = ("baselines", "bridges", "cli", "density", "flow", "flows", "posterior", "storage", "training", "vae", "viz")
 
 
 def __getattr__(name: str):

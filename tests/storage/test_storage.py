@@ -2,6 +2,7 @@
 
 import json
 import struct
+import time
 import tracemalloc
 import zipfile
 from functools import cache
@@ -235,7 +236,7 @@ def test_endless_description():
     description = {"type": "Exp", "shape": []}
     for _ in range(20_000):
         description = {"type": "Invert", "bijection": description}
-    with pytest.raises(ValueError, match="RecursionError"):
+    with pytest.raises(ValueError, match="at most 200 parts"):
         rebuild(description)
 
 
@@ -438,24 +439,27 @@ CORRUPTIONS = [
 ]
 
 
-def test_corruption(tmp_path):
-    """A thousand damaged files: each is one clear error, or still holds the same model."""
+@pytest.mark.parametrize("count", [150, pytest.param(1000, marks=pytest.mark.slow)])
+def test_corruption(tmp_path, count):
+    """Damaged files: each is one clear error, or still holds the same model."""
     path, rng = tmp_path / "a.ddnf", np.random.default_rng(0)
     save(fj.Chain([_affine(2), _flow(condition_dim=1)]), path)
     kind, header, arrays = read(path)
     good, errors = path.read_bytes(), 0
-    for number in range(1000):
+    for number in range(count):
         data = bytearray(good)
         CORRUPTIONS[number % len(CORRUPTIONS)](data, rng, 8 + int.from_bytes(good[:8], "little"))
         path.write_bytes(data)
+        start = time.perf_counter()
         found = attempt(read, path)
+        assert time.perf_counter() - start < 5
         if isinstance(found, str):
             errors += 1
             assert found.startswith("Expected a ddnf model file; got ") and "\n" not in found
         else:
             assert found[:2] == (kind, header)
             assert_identical(jax.tree.map(jnp.asarray, found[2]), jax.tree.map(jnp.asarray, arrays))
-    assert errors > 800
+    assert errors > 0.8 * count
 
 
 def _safetensors(metadata):

@@ -1,1 +1,5 @@
-"""Models in files."""
+"""Fitted models in files: `save` and `load`."""
+
+from ddnf.storage.models import load, save
+
+__all__ = ["load", "save"]

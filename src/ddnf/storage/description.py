@@ -1,235 +1,187 @@
 """Descriptions of models: the names and settings of their parts in JSON, without the weights.
 
-`rebuild` makes a template from a description, which `ddnf.storage.file.unpack` fills with arrays.
-Names are looked up in one table of known classes: nothing is imported or unpickled.
+`rebuild` makes a template from a description, and `restore` fills one with the arrays of a file.
 """
 
+import inspect
 import math
-from collections.abc import Callable
-from operator import attrgetter
-from reprlib import repr as brief
+from collections.abc import Iterator
+from reprlib import repr as short_repr
 from types import GenericAlias, UnionType
 from typing import Any
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
-import jax.random as jr
 import numpy as np
 import paramax
-from flowjax import bijections as fj
+from flowjax.bijections import AbstractBijection
+from jaxtyping import PyTree
 
-from ddnf.flow.bijection import DDNF
-from ddnf.flow.field import MLPField
-from ddnf.flow.log_det import Divergence, Exact, LogDet, PrintedTaylor, Taylor, Unbiased
-from ddnf.flow.solver import euler, midpoint, rk4
-from ddnf.storage.file import is_array, is_key
+from ddnf.storage.file import check_arrays, is_array, is_key, unpack
+from ddnf.storage.parts import KINDS, UnknownPartError, kind_of
+
+# Building a part or a hidden layer takes about 10 ms: a file must not make us build for minutes.
+MAX_PARTS = 200
 
 
-def describe(bijection: fj.AbstractBijection) -> dict[str, Any]:
+def describe(bijection: AbstractBijection) -> dict[str, Any]:
     """The names and settings of a bijection's parts, as JSON values, without its weights.
 
-    Known are `DDNF` with the fields, solvers and rules of this library, and FlowJAX's affine, elementwise,
-    permuting and composing bijections; each trainable, or frozen by `paramax.non_trainable`, or all of them "plain",
-    after `paramax.unwrap`.
+    Known are `DDNF` with the fields, solvers and rules of this library, the flows of `ddnf.flows`, and FlowJAX's
+    affine, elementwise, permuting and composing bijections; each trainable, or frozen by `paramax.non_trainable`, or
+    all of them "plain", after `paramax.unwrap`.
 
     Example:
-        >>> describe(fj.Invert(fj.Affine(jnp.zeros(3))))
-        {'type': 'Invert', 'bijection': {'type': 'Affine', 'shape': [3], 'frozen': False}}
+        >>> from flowjax import bijections as fj
+        >>> describe(fj.Invert(fj.Exp((3,))))
+        {'type': 'Invert', 'bijection': {'type': 'Exp', 'shape': [3]}}
     """
     description = _describe(bijection)
+    if _count_parts(description) > MAX_PARTS:
+        raise UnknownPartError(f"more than {MAX_PARTS} parts and hidden layers")
     for described in (description, description | {"plain": True}):
-        if _alike(rebuild(described), bijection):
+        if _is_alike(rebuild(described), bijection):
             return described
-    raise _unknown(f"a {type(bijection).__name__} in which parts were replaced or stacked")
+    raise UnknownPartError(f"a {type(bijection).__name__} in which parts were replaced or stacked")
 
 
-def rebuild(description: Any) -> fj.AbstractBijection:
-    """A bijection of the described structure with shapes in place of weights, for `unpack` to fill.
+def rebuild(description: Any) -> AbstractBijection:
+    """A bijection of the described structure with shapes in place of arrays. Computes nothing.
 
     Example:
         >>> rebuild({"type": "Loc", "shape": [3], "frozen": False}).loc.shape
         (3,)
     """
+    return _build_model(description, eqx.filter_eval_shape)
+
+
+def restore(description: Any, arrays: dict[str, np.ndarray]) -> AbstractBijection:
+    """The described bijection with the given arrays, by their paths as from `ddnf.storage.file.pack`.
+
+    Example:
+        >>> restore({"type": "Loc", "shape": [2], "frozen": False}, {".loc": np.array([1.0, 2.0])}).loc.tolist()
+        [1.0, 2.0]
+    """
+    template = rebuild(description)
+    check_arrays(template, arrays)
+    if any(KINDS[part["type"]].is_closure for part in _parts(description)):
+        # Some functions in it hold arrays, which have to be computed. The arrays of the file bound their sizes.
+        template = _build_model(description, lambda build: build())
+    return unpack(template, arrays)
+
+
+def _build_model(description: Any, evaluate) -> AbstractBijection:
     is_plain = isinstance(description, dict) and description.get("plain") is True
     settings = {key: value for key, value in description.items() if key != "plain"} if is_plain else description
 
     def build():
-        bijection = _build(settings, fj.AbstractBijection)
+        bijection = _build(settings, AbstractBijection)
         return paramax.unwrap(bijection) if is_plain else bijection
 
     try:
-        return eqx.filter_eval_shape(build)
-    except Exception as error:  # a malformed description can set off anything in the constructors
-        raise ValueError(f"Expected a description of a bijection; got one with a fault: {error!r}") from error
+        if _count_parts(settings) > MAX_PARTS:
+            raise ValueError(f"Expected at most {MAX_PARTS} parts and hidden layers; got more")
+        return evaluate(build)
+    except ImportError:  # an optional library is missing
+        raise
+    except Exception as error:  # a malformed description can raise any error in the constructors
+        raise ValueError(f"Expected a description of a bijection; got one with an error: {error!r:.300}") from error
 
 
-def _unknown(what: str) -> ValueError:
-    return ValueError(
-        f"Expected a model of known parts; got {what}. Load it by passing like=, a model of its structure."
-    )
-
-
-def _alike(template, model) -> bool:
-    """Whether two trees differ in nothing but the values of their arrays."""
+def _is_alike(template: PyTree, model: PyTree) -> bool:
+    """Whether two trees differ only in the values of their arrays."""
 
     def outline(leaf):
         if is_array(leaf):
-            return leaf.shape, is_key(leaf)
-        # FlowJAX makes some functions anew for each bijection: functions are known by their names.
+            return leaf.shape, str(leaf.dtype) if is_key(leaf) else None
+        # FlowJAX makes some functions anew for each bijection: functions are compared by their names.
         return getattr(leaf, "__module__", None), getattr(leaf, "__qualname__", leaf)
 
     (ours, structure), (theirs, other) = jax.tree.flatten(template), jax.tree.flatten(model)
     return structure == other and list(map(outline, ours)) == list(map(outline, theirs))
 
 
-def _describe(part) -> dict[str, Any]:
-    name = type(part).__name__
-    cls, settings, _ = _PARTS.get(name, (None, {}, None))
-    if cls is not type(part):
-        raise _unknown(f"a {type(part).__module__}.{type(part).__qualname__}")
-    return {"type": name} | {setting: _plain(_READ.get(setting, attrgetter(setting))(part)) for setting in settings}
+def _describe(part: Any) -> dict[str, Any]:
+    name = kind_of(part)
+    described = {"type": name}
+    for setting, (kind, read, _) in KINDS[name].settings.items():
+        value = read(part)
+        if _is_part(kind):
+            described[setting] = _describe(value)
+        elif isinstance(kind, GenericAlias) and _is_part(kind.__args__[0]):
+            described[setting] = [_describe(item) for item in value]
+        else:
+            described[setting] = _as_json(value)
+    if "transformer" in described:
+        _check_transformer(described["transformer"], KINDS[name].settings["transformer"].read(part))
+    return described
 
 
-def _plain(value):
+def _check_transformer(description: dict[str, Any], transformer: AbstractBijection) -> None:
+    # FlowJAX keeps the transformer's own parameters in a function, where they are not saved.
+    rebuilt = _build(description, AbstractBijection)
+    arrays, others = ([leaf for leaf in jax.tree.leaves(tree) if is_array(leaf)] for tree in (rebuilt, transformer))
+    if not _is_alike(rebuilt, transformer) or not all(map(np.allclose, arrays, others)):
+        raise UnknownPartError("a MaskedAutoregressive whose transformer has parameters of its own")
+
+
+def _as_json(value: Any) -> Any:
     if isinstance(value, tuple | list):
-        return [_plain(item) for item in value]
+        return [_as_json(item) for item in value]
     return value.item() if isinstance(value, np.generic) else value
 
 
-def _build(description, base: type):
+def _build(description: Any, base: type) -> Any:
     name = description.get("type") if isinstance(description, dict) else description
-    if not isinstance(name, str) or name not in _PARTS or not issubclass(_PARTS[name][0], base):
-        raise ValueError(f"Expected the type of a known {base.__name__}; got {brief(name)}.")
-    _, settings, build = _PARTS[name]
+    if not isinstance(name, str) or name not in KINDS or not issubclass(KINDS[name].cls, base):
+        raise ValueError(f"Expected the type of a known {base.__name__}; got {short_repr(name)}.")
+    _, settings, build, _ = KINDS[name]
     if description.keys() != {"type", *settings}:
-        raise ValueError(f"Expected of {name} the settings {', '.join(settings)}; got {brief(list(description))}.")
-    for setting, kind in settings.items():
-        if not _fits(description[setting], kind):
-            raise ValueError(f"Expected {setting} of {name} to be {kind}; got {brief(description[setting])}.")
-    arguments = {setting: _MAKE.get(setting, lambda value: value)(description[setting]) for setting in settings}
-    is_frozen = arguments.pop("frozen", False)
-    return paramax.non_trainable(build(**arguments)) if is_frozen else build(**arguments)
+        raise ValueError(f"Expected of {name} the settings {', '.join(settings)}; got {short_repr([*description])}.")
+    arguments = {}
+    for setting, (kind, _, make) in settings.items():
+        value = description[setting]
+        if not _fits(value, kind):
+            raise ValueError(f"Expected {setting} of {name} to be {kind}; got {short_repr(value)}.")
+        if _is_part(kind):
+            value = _build(value, kind)
+        elif isinstance(kind, GenericAlias) and _is_part(kind.__args__[0]):
+            value = [_build(item, kind.__args__[0]) for item in value]
+        arguments[setting] = make(value)
+    frozen = arguments.pop("frozen", False)
+    return paramax.non_trainable(build(**arguments)) if frozen else build(**arguments)
 
 
-def _fits(value, kind) -> bool:
-    """Whether a JSON value is of a type, and if a number, finite; ranges are left to the constructors."""
+def _is_part(kind: Any) -> bool:
+    return inspect.isclass(kind) and issubclass(kind, eqx.Module)
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    """Whether a JSON value is of a kind, and if a number, finite; ranges are checked by the constructors."""
     if isinstance(kind, UnionType):
         return any(_fits(value, option) for option in kind.__args__)
     if isinstance(kind, GenericAlias):
         return type(value) is list and all(_fits(item, kind.__args__[0]) for item in value)
+    if _is_part(kind):
+        return type(value) is dict
     return type(value) is kind and (kind not in (int, float) or -math.inf < value < math.inf)
 
 
-def _is_frozen(part) -> bool:
-    def is_frozen(node):
-        return isinstance(node, paramax.NonTrainable)
-
-    return any(map(is_frozen, jax.tree.leaves(part, is_leaf=is_frozen)))
-
-
-def _field(flow: DDNF) -> MLPField:
-    if type(flow.fields) is not MLPField:
-        raise _unknown(f"a DDNF with the field {getattr(flow.fields, '__qualname__', type(flow.fields).__qualname__)}")
-    return paramax.unwrap(flow.fields)
+def _parts(description: Any) -> Iterator[dict[str, Any]]:
+    """All parts in a description, at any depth."""
+    pending = [description]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, dict):
+            yield node
+        if isinstance(node, dict | list):
+            pending.extend(node.values() if isinstance(node, dict) else node)
 
 
-def _context_rank(flow: DDNF) -> int:
-    contexts = _field(flow).contexts
-    return 0 if contexts is None or contexts[0].update is None else contexts[0].update[0].shape[-1]
-
-
-def _solver(flow: DDNF) -> str:
-    for name, solver in _SOLVERS.items():
-        if flow.solver is solver:
-            return name
-    raise _unknown(f"a DDNF with the solver {getattr(flow.solver, '__qualname__', type(flow.solver).__qualname__)}")
-
-
-def _shape(sizes: list[int]) -> tuple[int, ...]:
-    if any(size < 0 for size in sizes):
-        raise ValueError(f"Expected sizes of at least 0; got {brief(sizes)}.")
-    return tuple(sizes)
-
-
-def _leaky_tanh(max_val: float, intercept: float, linear_grad: float, shape: tuple[int, ...]) -> fj.LeakyTanh:
-    with jax.ensure_compile_time_eval():
-        bijection = fj.LeakyTanh(max_val, shape)
-    # FlowJAX computes these two in the precision of the day: they come back as they were.
-    return eqx.tree_at(lambda b: (b.intercept, b.linear_grad), bijection, (intercept, linear_grad))
-
-
-_SOLVERS: dict[str, Callable] = {"euler": euler, "midpoint": midpoint, "rk4": rk4}
-
-# How a setting is read from a part of a model, where it is not the attribute of that name.
-_READ: dict[str, Callable[[Any], Any]] = {
-    "frozen": _is_frozen,
-    "dim": lambda part: part.shape[0],
-    "hidden": lambda flow: [w.shape[-2] for w in _field(flow).weights[:-1]],
-    "condition_dim": lambda flow: flow.cond_shape and flow.cond_shape[0],
-    "activation": lambda flow: _field(flow).activation,
-    "context_rank": _context_rank,
-    "solver": _solver,
-    "log_det": lambda flow: _describe(flow.log_det),
-    "inverse": attrgetter("inversion"),
-    "key": lambda rule: None if rule.key is None else str(jr.key_impl(rule.key)),
-    "bijection": lambda part: _describe(part.bijection),
-    "bijections": lambda part: [_describe(bijection) for bijection in part.bijections],
-    "container": lambda part: type(part.bijections).__name__,
-}
-
-# How a setting of a description becomes an argument, where it is not one already.
-_MAKE: dict[str, Callable[[Any], Any]] = {
-    "shape": _shape,
-    "hidden": _shape,
-    "solver": _SOLVERS.__getitem__,
-    "log_det": lambda value: _build(value, LogDet),
-    "key": lambda kind: None if kind is None else jr.key(0, impl=kind),
-    "bijection": lambda value: _build(value, fj.AbstractBijection),
-    "bijections": lambda values: [_build(value, fj.AbstractBijection) for value in values],
-    "container": {"list": list, "tuple": tuple}.__getitem__,
-}
-
-_SHAPE = {"shape": list[int]}
-_FROZEN = {"frozen": bool}
-_SEVERAL = {"bijections": list[dict], "container": str, "axis": int}
-_PROBED = {"probes": int | None, "kind": str, "key": str | None}
-_FLOW = {
-    **{"dim": int, "blocks": int, "steps": int, "hidden": list[int], "condition_dim": int | None, "activation": str},
-    **{
-        "context_rank": int,
-        "solver": str,
-        "log_det": dict,
-        "inverse": str,
-        "lipschitz": float | None,
-        "recompute": str,
-    },
-}
-
-# All that a description may name: the class, its settings and their types, and how it is made of them.
-_PARTS: dict[str, tuple[type, dict[str, Any], Callable]] = {
-    cls.__name__: (cls, settings, build)
-    for cls, settings, build in [
-        (DDNF, _FLOW | _FROZEN, lambda **settings: DDNF(jr.key(0), **settings)),
-        (Exact, {}, Exact),
-        (Taylor, {"order": int} | _PROBED, Taylor),
-        (PrintedTaylor, _PROBED, PrintedTaylor),
-        (Divergence, _PROBED, Divergence),
-        (Unbiased, {"terms": int, "keep": float} | _PROBED, Unbiased),
-        (fj.Chain, {"bijections": list[dict]}, fj.Chain),
-        (fj.Invert, {"bijection": dict}, fj.Invert),
-        (fj.Stack, _SEVERAL, lambda bijections, container, axis: fj.Stack(container(bijections), axis)),
-        (fj.Concatenate, _SEVERAL, lambda bijections, container, axis: fj.Concatenate(container(bijections), axis)),
-        (fj.Affine, _SHAPE | _FROZEN, lambda shape: fj.Affine(jnp.zeros(shape))),
-        (fj.Loc, _SHAPE | _FROZEN, lambda shape: fj.Loc(jnp.zeros(shape))),
-        (fj.Scale, _SHAPE | _FROZEN, lambda shape: fj.Scale(jnp.ones(shape))),
-        (
-            fj.TriangularAffine,
-            {"dim": int, "lower": bool} | _FROZEN,
-            lambda dim, lower: fj.TriangularAffine(0, jnp.eye(dim), lower=lower),
-        ),
-        (fj.Permute, _SHAPE, lambda shape: fj.Permute(jnp.arange(math.prod(shape)).reshape(shape))),
-        (fj.LeakyTanh, {"max_val": float, "intercept": float, "linear_grad": float} | _SHAPE, _leaky_tanh),
-        *((cls, _SHAPE, cls) for cls in (fj.Flip, fj.Identity, fj.Exp, fj.SoftPlus, fj.Sigmoid, fj.Tanh)),
-    ]
-}
+def _count_parts(description: Any) -> int:
+    """The number of parts and of hidden layers."""
+    count = 0
+    for part in _parts(description):
+        hidden, depth = part.get("hidden"), part.get("depth")
+        count += 1 + (len(hidden) if isinstance(hidden, list) else 0) + (depth if isinstance(depth, int) else 0)
+    return count

@@ -23,7 +23,7 @@ FORMAT_VERSION = 1
 # For each older format, a function (kind, header, arrays) -> the same in the next format.
 UPGRADES: dict[int, Callable[[str, dict, dict], tuple[str, dict, dict]]] = {}
 
-_LONGEST_HEADER = 100_000_000  # bytes; the same limit as in the safetensors library
+_LONGEST_HEADER = 5_000_000  # bytes; parsed, the worst of them takes 200 MB
 _DTYPES = {"bool", "float16", "float32", "float64"} | {f"{sign}int{n}" for sign in ("", "u") for n in (8, 16, 32, 64)}
 _METADATA = ("format", "format_version", "kind", "versions", "header", "digest")
 
@@ -112,15 +112,24 @@ def unpack(like: PyTree, arrays: dict[str, np.ndarray]) -> PyTree:
         >>> unpack({"a": jnp.array([True]), "b": "text"}, {"['a']": np.array([False])})
         {'a': Array([False], dtype=bool), 'b': 'text'}
     """
+    check_arrays(like, arrays)
     leaves, structure = tree_flatten_with_path(like)
-    wanted = [keystr(path) for path, leaf in leaves if is_array(leaf)]
-    for name in [*wanted, *sorted(arrays)]:
+    filled = [_fill(leaf, arrays[keystr(path)]) if is_array(leaf) else leaf for path, leaf in leaves]
+    return jax.tree.unflatten(structure, filled)
+
+
+def check_arrays(like: PyTree, arrays: dict[str, np.ndarray]) -> None:
+    """Raises a ValueError unless `arrays` has exactly the arrays of the tree `like`, in kind and shape."""
+    places = {keystr(path): leaf for path, leaf in tree_flatten_with_path(like)[0] if is_array(leaf)}
+    for name in [*places, *sorted(arrays)]:
         if name not in arrays:
             raise ValueError(f"Expected an array {name!r}; got none of that name.")
-        if name not in wanted:
+        if name not in places:
             raise ValueError(f"Expected only arrays that the model has a place for; got {name!r}.")
-    filled = [_fill(keystr(path), leaf, arrays) if is_array(leaf) else leaf for path, leaf in leaves]
-    return jax.tree.unflatten(structure, filled)
+        place = jax.eval_shape(_data, places[name]) if is_key(places[name]) else places[name]
+        if (arrays[name].dtype.kind, arrays[name].shape) != (place.dtype.kind, place.shape):
+            expected, got = (f"{array.dtype}{list(array.shape)}" for array in (place, arrays[name]))
+            raise ValueError(f"Expected an array like {expected} for {name!r}; got {got}.")
 
 
 def _error(path, what: str) -> ValueError:
@@ -205,11 +214,7 @@ def _data(leaf):
     return jr.key_data(leaf) if is_key(leaf) else leaf
 
 
-def _fill(name: str, leaf, arrays: dict[str, np.ndarray]):
-    array, place = arrays[name], jax.eval_shape(_data, leaf) if is_key(leaf) else leaf
-    if (array.dtype.kind, array.shape) != (place.dtype.kind, place.shape):
-        expected, got = f"{place.dtype}{list(place.shape)}", f"{array.dtype}{list(array.shape)}"
-        raise ValueError(f"Expected an array like {expected} for {name!r}; got {got}.")
+def _fill(leaf, array: np.ndarray):
     if isinstance(leaf, np.ndarray):
         return array.copy()
     with np.errstate(over="ignore"):  # from 64 bits to 32

@@ -13,7 +13,8 @@ from ddnf.posterior.log import Log, Row
 from ddnf.posterior.result import Posterior
 from ddnf.posterior.sites import Site, describe_target, missing_names
 from ddnf.posterior.target import Target
-from ddnf.storage.description import describe, rebuild
+from ddnf.storage.consistency import check_density, check_flow, check_issues
+from ddnf.storage.description import describe, restore
 from ddnf.storage.file import pack, read, unpack, write
 
 _POSTERIOR = ("elbo", "elbo_error", "log_evidence", "khat", "ess")
@@ -31,6 +32,7 @@ def save(path: str | PathLike, model: Posterior | Density, *, overwrite: bool = 
         model: what to save.
         overwrite: whether a file that is not a model may be replaced too.
     """
+    check_flow(model.flow)
     try:
         header: dict[str, Any] = dict(flow=describe(model.flow))
     except ValueError as error:  # a flow of the user's own
@@ -73,8 +75,10 @@ def load(
     kind, header, arrays = read(path)
     try:
         flow = _flow(header, arrays, like)
+        check_flow(flow)
         issues = tuple(header.get("issues", header.get("complaints", ())))
-        arrays.setdefault("seconds", np.full_like(arrays["losses"], np.nan))  # files of earlier days have none
+        check_issues(issues)
+        arrays.setdefault("seconds", np.full_like(arrays["losses"], np.nan))  # older files have none
         if kind == "posterior":
             elbo, error, log_evidence, khat, ess = (float(header["figures"][name]) for name in _POSTERIOR)
             course = arrays["losses"], arrays["seconds"]
@@ -93,10 +97,15 @@ def load(
             columns = tuple(Column(*column) for column in header["columns"])
             names = None if header["names"] is None else tuple(header["names"])
             model = Density(flow, columns, names=names, issues=issues, **held)
+            check_density(model)
         else:
             raise ValueError(f"Expected a posterior or a density; got a file with a {kind!r}.")
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"Expected a model file with all its parts; {str(path)!r} lacks {error}.") from error
+    except ValueError as error:
+        raise ValueError(f"{error} In {str(path)!r}.") from error
+    except Exception as error:  # a malformed header can raise any error
+        raise ValueError(
+            f"Expected a model file with all its parts; got {str(path)!r}, with {error!r:.300}."
+        ) from error
     if target is not None and flow.shape != (target.dim,):
         raise ValueError(f"Expected a target of {flow.shape[0]} dimensions; got {target.dim}.")
     return model
@@ -119,5 +128,5 @@ def _warn_missing(names: list[str]) -> None:
 def _flow(header, arrays: dict[str, np.ndarray], like) -> AbstractBijection:
     if header["flow"] is None and like is None:
         raise ValueError(header["reason"])
-    template = rebuild(header["flow"]) if like is None else like
-    return unpack(template, {name[4:]: array for name, array in arrays.items() if name.startswith("flow")})
+    held = {name[4:]: array for name, array in arrays.items() if name.startswith("flow")}
+    return restore(header["flow"], held) if like is None else unpack(like, held)

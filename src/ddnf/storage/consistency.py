@@ -1,0 +1,73 @@
+"""Checks that a loaded model is one that could have been saved: shapes that agree, finite numbers, sensible ranges."""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flowjax.bijections import AbstractBijection
+
+from ddnf.density.columns import Column
+from ddnf.density.result import Density
+
+
+def check_flow(flow: AbstractBijection) -> None:
+    """Raises a ValueError unless a flow maps vectors to vectors and has finite parameters."""
+    _check(len(flow.shape) == 1 and flow.shape[0] >= 1, "a flow of vectors", f"one of shape {flow.shape}")
+    _check(flow.cond_shape is None or len(flow.cond_shape) == 1, "a vector as condition", f"{flow.cond_shape}")
+    for leaf in jax.tree.leaves(flow):
+        if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jnp.floating):
+            _check(bool(jnp.isfinite(leaf).all()), "a flow with finite parameters", "NaN or infinity")
+
+
+def check_density(density: Density) -> None:
+    """Raises a ValueError unless the parts of a density fit together."""
+    dim, condition = len(density.columns), density.condition_mean
+    for column in density.columns:
+        check_column(column)
+    _check(density.flow.shape == (dim,), f"a flow of {dim} dimensions, one for each column", f"{density.flow.shape}")
+    _check_vector("mean", density.mean, dim)
+    scale = density.scale
+    _check(scale.shape == (dim, dim), f"a scale of {dim} x {dim}", f"{scale.shape}")
+    is_triangular = np.isfinite(scale).all() and (np.triu(scale, 1) == 0).all()
+    _check(is_triangular and (np.diag(scale) > 0).all(), "a triangular scale with a positive diagonal", "another")
+    wanted = None if condition is None else condition.shape
+    _check(density.flow.cond_shape == wanted, f"a flow with conditions of {wanted}", f"{density.flow.cond_shape}")
+    _check((condition is None) == (density.condition_scale is None), "conditions with mean and scale", "one of them")
+    if condition is not None and density.condition_scale is not None:
+        _check_vector("condition_mean", condition, len(condition))
+        _check_vector("condition_scale", density.condition_scale, len(condition))
+        _check((density.condition_scale > 0).all(), "positive scales of the conditions", "others")
+    count = dim + (0 if condition is None else len(condition))
+    names = density.names
+    _check(names is None or (len(names) == count and _are_strings(names)), f"{count} names", f"{names!r:.80}")
+    for name in ("losses", "values", "seconds"):
+        _check(getattr(density, name).ndim == 1, f"{name} in one row", f"{getattr(density, name).shape}")
+
+
+def check_column(column: Column) -> None:
+    """Raises a ValueError unless a column has an interval that is not empty."""
+    ends = [end for end in (column.low, column.high) if end is not None]
+    are_numbers = all(type(end) in (int, float) and math.isfinite(end) for end in ends)
+    is_interval = are_numbers and (len(ends) < 2 or ends[0] < ends[1]) and type(column.integer) is bool
+    _check(is_interval, "columns with an interval low < high", f"{tuple(column)!r:.80}")
+
+
+def check_issues(issues: Any) -> None:
+    """Raises a ValueError unless the issues of a fit are text."""
+    _check(_are_strings(issues), "issues as text", f"{issues!r:.80}")
+
+
+def _are_strings(values: Any) -> bool:
+    return all(isinstance(value, str) for value in values)
+
+
+def _check_vector(name: str, array: np.ndarray, dim: int) -> None:
+    _check(isinstance(array, np.ndarray) and array.shape == (dim,), f"{name} of {dim} numbers", f"{np.shape(array)}")
+    _check(array.dtype.kind == "f" and bool(np.isfinite(array).all()), f"finite numbers in {name}", "others")
+
+
+def _check(is_fine: Any, expected: str, got: str) -> None:
+    if not is_fine:
+        raise ValueError(f"Expected {expected}; got {got}.")
