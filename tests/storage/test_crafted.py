@@ -101,6 +101,10 @@ def change_header(rng, header, arrays):
         lambda: header.update(issues=[1, 2]),
         lambda: header.update(issues=7),
     ]
+    if "sites" in header:
+        shape = rng.choice([[HUGE], [-1], [1], ["x"], 3, [[2]]])
+        changes += [lambda: header.update(sites=[["a", shape, "exp", {}]]), lambda: header.update(sites=[[]], log=[[]])]
+        changes += [lambda: header.update(sites=[["a", [2], "softmax", 3]]), lambda: header.update(log=[["a", "b"]])]
     if "columns" in header:
         columns = header["columns"]
         changes += [

@@ -1,6 +1,7 @@
 """Checks that a loaded model is one that could have been saved: shapes that agree, finite numbers, sensible ranges."""
 
 import math
+from functools import partial
 from typing import Any
 
 import jax
@@ -10,6 +11,8 @@ from flowjax.bijections import AbstractBijection
 
 from ddnf.density.columns import Column
 from ddnf.density.result import Density
+from ddnf.posterior.result import Posterior
+from ddnf.posterior.sites import constrain_sites
 
 
 def check_flow(flow: AbstractBijection) -> None:
@@ -42,8 +45,22 @@ def check_density(density: Density) -> None:
     count = dim + (0 if condition is None else len(condition))
     names = density.names
     _check(names is None or (len(names) == count and _are_strings(names)), f"{count} names", f"{names!r:.80}")
-    for name in ("losses", "values", "seconds"):
-        _check(getattr(density, name).ndim == 1, f"{name} in one row", f"{getattr(density, name).shape}")
+    _check_course(density, ("losses", "values", "seconds"))
+
+
+def check_posterior(posterior: Posterior) -> None:
+    """Raises a ValueError unless the named parameters of a posterior take up its whole vector."""
+    _check_course(posterior, ("losses", "seconds"))
+    if not posterior.sites:
+        return
+    for site in posterior.sites:
+        is_shape = all(type(size) is int and size >= 0 for size in site.shape)
+        is_named = _are_strings((site.name, site.transform)) and isinstance(site.parameters, dict)
+        _check(is_shape and is_named, "sites with a name, shape and transform", f"{tuple(site)!r:.80}")
+    size = sum(math.prod(site.shape) for site in posterior.sites)
+    _check(size == posterior.dim, f"sites of {posterior.dim} numbers in all", f"{size}")
+    z = jax.ShapeDtypeStruct((posterior.dim,), jnp.result_type(float))
+    jax.eval_shape(partial(constrain_sites, posterior.sites), z)
 
 
 def check_column(column: Column) -> None:
@@ -57,6 +74,12 @@ def check_column(column: Column) -> None:
 def check_issues(issues: Any) -> None:
     """Raises a ValueError unless the issues of a fit are text."""
     _check(_are_strings(issues), "issues as text", f"{issues!r:.80}")
+
+
+def _check_course(model: Any, names: tuple[str, ...]) -> None:
+    for name in names:
+        array = getattr(model, name)
+        _check(array.ndim == 1 and array.dtype.kind == "f", f"{name} in one row", f"{array.dtype}{array.shape}")
 
 
 def _are_strings(values: Any) -> bool:

@@ -1,5 +1,6 @@
 """Fitted models in files: `save` and `load` of posteriors and densities."""
 
+import dataclasses
 import warnings
 from os import PathLike
 from typing import Any
@@ -13,7 +14,7 @@ from ddnf.posterior.log import Log, Row
 from ddnf.posterior.result import Posterior
 from ddnf.posterior.sites import Site, describe_target, missing_names
 from ddnf.posterior.target import Target
-from ddnf.storage.consistency import check_density, check_flow, check_issues
+from ddnf.storage.consistency import check_density, check_flow, check_issues, check_posterior
 from ddnf.storage.description import describe, restore
 from ddnf.storage.file import pack, read, unpack, write
 
@@ -74,41 +75,52 @@ def load(
     """
     kind, header, arrays = read(path)
     try:
+        if kind not in _READERS:
+            raise ValueError(f"Expected a posterior or a density; got a file with a {kind!r}.")
         flow = _flow(header, arrays, like)
         check_flow(flow)
         issues = tuple(header.get("issues", header.get("complaints", ())))
         check_issues(issues)
         arrays.setdefault("seconds", np.full_like(arrays["losses"], np.nan))  # older files have none
-        if kind == "posterior":
-            elbo, error, log_evidence, khat, ess = (float(header["figures"][name]) for name in _POSTERIOR)
-            course = arrays["losses"], arrays["seconds"]
-            sites = tuple(Site(name, tuple(shape), *rest) for name, shape, *rest in header.get("sites", ()))
-            log = Log(_row(row) for row in header.get("log", ()))
-            stage = str(header.get("stage", ""))
-            model = Posterior(
-                flow, target, elbo, error, log_evidence, khat, ess, issues, *course, log=log, stage=stage, sites=sites
-            )
-            if target is None and (missing := missing_names(sites)):
-                _warn_missing(missing)
-        elif kind == "density":
-            held: dict[str, Any] = {name: float(header["figures"][name]) for name in _DENSITY}
-            held |= {name: type(none)(header["figures"].get(name, none)) for name, none in _DENSITY_LATER.items()}
-            held |= {name: arrays.get(name) for name in _DENSITY_ARRAYS}
-            columns = tuple(Column(*column) for column in header["columns"])
-            names = None if header["names"] is None else tuple(header["names"])
-            model = Density(flow, columns, names=names, issues=issues, **held)
-            check_density(model)
-        else:
-            raise ValueError(f"Expected a posterior or a density; got a file with a {kind!r}.")
-    except ValueError as error:
-        raise ValueError(f"{error} In {str(path)!r}.") from error
+        model = _READERS[kind](flow, header, arrays, issues)
+    except ImportError:  # an optional library is missing
+        raise
     except Exception as error:  # a malformed header can raise any error
-        raise ValueError(
-            f"Expected a model file with all its parts; got {str(path)!r}, with {error!r:.300}."
-        ) from error
+        is_ours = isinstance(error, ValueError) and str(error).startswith("Expected")
+        text = str(error) if is_ours else f"Expected a complete model file; got {error!r:.300}."
+        raise ValueError(f"{text} In {str(path)!r}.") from error
     if target is not None and flow.shape != (target.dim,):
         raise ValueError(f"Expected a target of {flow.shape[0]} dimensions; got {target.dim}.")
+    if isinstance(model, Posterior):
+        model = dataclasses.replace(model, target=target)
+        if target is None and (missing := missing_names(model.sites)):
+            _warn_missing(missing)
     return model
+
+
+def _posterior(flow, header, arrays, issues) -> Posterior:
+    elbo, error, log_evidence, khat, ess = (float(header["figures"][name]) for name in _POSTERIOR)
+    sites = tuple(Site(name, tuple(shape), *rest) for name, shape, *rest in header.get("sites", ()))
+    log = Log(_row(row) for row in header.get("log", ()))
+    course = arrays["losses"], arrays["seconds"]
+    posterior = Posterior(flow, None, elbo, error, log_evidence, khat, ess, issues, *course)
+    posterior = dataclasses.replace(posterior, log=log, stage=str(header.get("stage", "")), sites=sites)
+    check_posterior(posterior)
+    return posterior
+
+
+def _density(flow, header, arrays, issues) -> Density:
+    held: dict[str, Any] = {name: float(header["figures"][name]) for name in _DENSITY}
+    held |= {name: type(none)(header["figures"].get(name, none)) for name, none in _DENSITY_LATER.items()}
+    held |= {name: arrays.get(name) for name in _DENSITY_ARRAYS}
+    columns = tuple(Column(low, high, integer) for low, high, integer in header["columns"])
+    names = None if header["names"] is None else tuple(header["names"])
+    density = Density(flow, columns, names=names, issues=issues, **held)
+    check_density(density)
+    return density
+
+
+_READERS = {"posterior": _posterior, "density": _density}
 
 
 def _row(cells: list[Any]) -> Row:
