@@ -162,10 +162,10 @@ def crafted(folder, count):
 def test_crafted_files_are_refused(tmp_path, count):
     for path, shown in crafted(tmp_path, count):
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        start = time.perf_counter()
+        start = time.process_time()
         with pytest.raises(ValueError, match="Expected") as raised:
             raise AssertionError(f"loaded {ddnf.load(path)!r:.80} from {shown}")
-        assert time.perf_counter() - start < 5, shown
+        assert time.process_time() - start < 5, shown
         assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 500_000, shown
         assert "\n" not in str(raised.value) and len(str(raised.value)) < 1000
 

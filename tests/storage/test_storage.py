@@ -450,9 +450,9 @@ def test_corruption(tmp_path, count):
         data = bytearray(good)
         CORRUPTIONS[number % len(CORRUPTIONS)](data, rng, 8 + int.from_bytes(good[:8], "little"))
         path.write_bytes(data)
-        start = time.perf_counter()
+        start = time.process_time()
         found = attempt(read, path)
-        assert time.perf_counter() - start < 5
+        assert time.process_time() - start < 5
         if isinstance(found, str):
             errors += 1
             assert found.startswith("Expected a ddnf model file; got ") and "\n" not in found

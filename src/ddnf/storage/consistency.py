@@ -1,6 +1,7 @@
 """Checks that a loaded model is one that could have been saved: shapes that agree, finite numbers, sensible ranges."""
 
 import math
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
@@ -19,9 +20,14 @@ def check_flow(flow: AbstractBijection) -> None:
     """Raises a ValueError unless a flow maps vectors to vectors and has finite parameters."""
     _check(len(flow.shape) == 1 and flow.shape[0] >= 1, "a flow of vectors", f"one of shape {flow.shape}")
     _check(flow.cond_shape is None or len(flow.cond_shape) == 1, "a vector as condition", f"{flow.cond_shape}")
-    for leaf in jax.tree.leaves(flow):
-        if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jnp.floating):
-            _check(bool(jnp.isfinite(leaf).all()), "a flow with finite parameters", "NaN or infinity")
+    check_finite(leaf for leaf in jax.tree.leaves(flow) if isinstance(leaf, jax.Array))
+
+
+def check_finite(arrays: Iterable[np.ndarray | jax.Array]) -> None:
+    """Raises a ValueError if any of the numbers in arrays is NaN or infinite."""
+    for array in arrays:
+        if jnp.issubdtype(array.dtype, jnp.floating):
+            _check(bool(np.isfinite(array).all()), "a flow with finite parameters", "NaN or infinity")
 
 
 def check_density(density: Density) -> None:

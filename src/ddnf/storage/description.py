@@ -103,7 +103,7 @@ def _is_alike(template: PyTree, model: PyTree) -> bool:
 
 def _describe(part: Any) -> dict[str, Any]:
     name = kind_of(part)
-    described = {"type": name}
+    described: dict[str, Any] = {"type": name}
     for setting, (kind, read, _) in KINDS[name].settings.items():
         value = read(part)
         if _is_part(kind):

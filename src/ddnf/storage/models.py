@@ -14,7 +14,7 @@ from ddnf.posterior.log import Log, Row
 from ddnf.posterior.result import Posterior
 from ddnf.posterior.sites import Site, describe_target, missing_names
 from ddnf.posterior.target import Target
-from ddnf.storage.consistency import check_density, check_flow, check_issues, check_posterior
+from ddnf.storage.consistency import check_density, check_finite, check_flow, check_issues, check_posterior
 from ddnf.storage.description import describe, restore
 from ddnf.storage.file import pack, read, unpack, write
 
@@ -141,4 +141,5 @@ def _flow(header, arrays: dict[str, np.ndarray], like) -> AbstractBijection:
     if header["flow"] is None and like is None:
         raise ValueError(header["reason"])
     held = {name[4:]: array for name, array in arrays.items() if name.startswith("flow")}
+    check_finite(held.values())
     return restore(header["flow"], held) if like is None else unpack(like, held)

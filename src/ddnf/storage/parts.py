@@ -198,7 +198,7 @@ def _leaky_tanh(max_val: float, intercept: float, linear_grad: float, shape: tup
 
 
 def _transformer(part: fj.MaskedAutoregressive) -> fj.AbstractBijection:
-    count = part.masked_autoregressive_mlp.out_size // part.shape[0]
+    count = int(part.masked_autoregressive_mlp.out_size) // part.shape[0]
     return part.transformer_constructor(jnp.zeros(count))
 
 
