@@ -9,7 +9,7 @@ define new_venv
 	$(PYTHON) -m venv $(1)
 endef
 
-.PHONY: setup test check lint types reproduce bench clean
+.PHONY: setup test check lint types reproduce bench docs docs-serve clean
 
 setup: .venv/.installed
 
@@ -35,6 +35,13 @@ check: lint types test
 
 reproduce: setup
 	$(BIN)/ddnf reproduce all --profile quick --out reproduced
+
+# The site, with its tutorials executed (some minutes; unchanged ones are kept in .docs_cache). Warnings are errors.
+docs: setup
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+
+docs-serve: setup
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
 
 # The peers have an environment of their own, PyTorch among them. `make bench QUICK=1` takes three minutes.
 .venv-bench/.installed: pyproject.toml constraints.txt benchmarks/constraints.txt benchmarks/requirements.txt

@@ -1,4 +1,4 @@
-"""The table and the pictures, from the record alone.
+"""The page and the pictures, from the record alone.
 
 python -m benchmarks.report [benchmarks/results.json]
 """
@@ -22,16 +22,20 @@ by a parameter: 0 means that the peer does less work than is needed to train by 
 
 def write(record: dict, folder: Path) -> list[Path]:
     """Writes RESULTS.md and the pictures."""
-    page = folder / "RESULTS.md"
-    check_overwrite(page, kind="a page of `make bench`", is_ours=lambda path: contains_mark(path, b"`make bench`"))
+    path = folder / "RESULTS.md"
+    check_overwrite(path, kind="a page of `make bench`", is_ours=lambda path: contains_mark(path, b"`make bench`"))
     pictures = [bars(record, folder / "bars.png"), lines(record, folder / "growth.png")]
-    text = "\n\n".join([*_opening(record), *_sections(record)])
-    write_atomic(page, text + "\n")
-    return [page, *pictures]
+    write_atomic(path, page(record) + "\n")
+    return [path, *pictures]
+
+
+def page(record: dict) -> str:
+    """The Markdown of RESULTS.md, which shows bars.png and growth.png."""
+    return "\n\n".join([*_opening(record), *_sections(record)])
 
 
 def verdicts(record: dict) -> str:
-    """Asked, measured, met."""
+    """The goals, the measurements, and whether they are met."""
     words = {True: "yes", False: "**no**", None: ""}
     found = summary.verdicts(record)
     return markdown_table(("asked", "measured", "met"), [(v.asked, v.measured, words[v.met]) for v in found])

@@ -1,0 +1,54 @@
+"""MkDocs hook: adds the generated pages (reference, results, tutorials), and turns formulas into MathML."""
+
+import html
+import re
+import shutil
+import sys
+from pathlib import Path
+
+from latex2mathml.converter import convert
+from mkdocs.structure.files import File
+
+ROOT = Path(__file__).parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "src"), str(Path(__file__).parent)]
+
+import reference
+import results
+import tutorials
+
+_FORMULA = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1>', re.S)
+
+
+def on_files(files, config):
+    """Adds the pages that are made from the code, the result files and the tutorials."""
+    pages = reference.pages() | results.pages() | dict(zip(["changelog.md"], [_changelog()], strict=True))
+    for path, text in pages.items():
+        files.append(File.generated(config, path, content=text))
+    cache = ROOT / ".docs_cache"
+    for page in tutorials.render_all(ROOT / "docs" / "tutorials", cache):
+        files.append(File.generated(config, f"tutorials/{page.name}", abs_src_path=str(page)))
+        for picture in page.parent.glob(f"{page.stem}-*.svg"):
+            files.append(File.generated(config, f"tutorials/{picture.name}", abs_src_path=str(picture)))
+    return files
+
+
+def on_page_content(content, page, config, files):
+    """Formulas as MathML, which browsers render without scripts."""
+
+    def mathml(match):
+        display = "block" if match[2] == "[" else "inline"
+        return convert(html.unescape(match[3]).strip(), display=display)
+
+    return _FORMULA.sub(mathml, content)
+
+
+def on_post_build(config):
+    """Copies what the pages embed: the view of a flow, the report and the figures."""
+    site = Path(config["site_dir"])
+    results.write_assets(site)
+    for folder in ("figures", "report"):
+        shutil.copytree(ROOT / "results" / folder, site / "results" / folder, dirs_exist_ok=True)
+
+
+def _changelog() -> str:
+    return (ROOT / "CHANGELOG.md").read_text("utf-8")
