@@ -10,25 +10,22 @@ from latex2mathml.converter import convert
 from mkdocs.structure.files import File
 
 ROOT = Path(__file__).parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "src"), str(Path(__file__).parent)]
+sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
-import reference
-import results
-import tutorials
+from docs._build import reference, results, tutorials
 
 _FORMULA = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1>', re.S)
 
 
 def on_files(files, config):
     """Adds the pages that are made from the code, the result files and the tutorials."""
-    pages = reference.pages() | results.pages() | dict(zip(["changelog.md"], [_changelog()], strict=True))
+    pages = reference.pages() | results.pages() | {"changelog.md": _changelog()}
     for path, text in pages.items():
         files.append(File.generated(config, path, content=text))
     cache = ROOT / ".docs_cache"
-    for page in tutorials.render_all(ROOT / "docs" / "tutorials", cache):
-        files.append(File.generated(config, f"tutorials/{page.name}", abs_src_path=str(page)))
-        for picture in page.parent.glob(f"{page.stem}-*.svg"):
-            files.append(File.generated(config, f"tutorials/{picture.name}", abs_src_path=str(picture)))
+    for page, folder in tutorials.render_all(ROOT / "docs", cache):
+        for path in (page, *page.parent.glob(f"{page.stem}-*.svg")):
+            files.append(File.generated(config, f"{folder}/{path.name}", abs_src_path=str(path)))
     return files
 
 

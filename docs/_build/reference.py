@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from functools import lru_cache
 
 import ddnf
 from ddnf import flows
@@ -83,11 +84,12 @@ def _commands() -> str:
     parts = ["# Commands", "The help of the `ddnf` command and of its subcommands."]
     for words in ([], *([name] for name in COMMANDS)):
         title = " ".join(["ddnf", *words])
-        parts += [f"## {title}", f"```text\n{_help(words)}\n```"]
+        parts += [f"## {title}", f"```text\n{_help(*words)}\n```"]
     return "\n\n".join(parts)
 
 
-def _help(words: list[str]) -> str:
+@lru_cache
+def _help(*words: str) -> str:
     environment = os.environ | {"COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"}
     command = [sys.executable, "-m", "ddnf", *words, "--help"]
     return subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout.rstrip()

@@ -1,6 +1,7 @@
 """The results: pages made from the JSON files in `results/` and `benchmarks/`, with the caveats beside the tables."""
 
 import json
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ RESULTS, BENCHMARKS = ROOT / "results", ROOT / "benchmarks"
 SIGNS = {"reproduced": "✓", "partly": "≈", "not reproduced": "✗"}
 
 
+@lru_cache
 def pages() -> dict[str, str]:
     """The pages by their paths."""
     made = dict(

@@ -14,7 +14,7 @@ import os
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -47,21 +47,29 @@ def cells(source: str) -> list[Cell]:
     return found
 
 
-def render_all(folder: Path, cache: Path) -> Iterator[Path]:
-    """The pages of all scripts of a folder; those that have not changed come from the cache."""
-    for script in sorted(folder.glob("*.py")):
-        if os.environ.get("DDNF_DOCS_TUTORIALS") == "skip":
-            yield _unexecuted(script, cache)
-            continue
-        page = cache / _digest(script) / f"{script.stem}.md"
-        if not page.exists():
-            page.parent.mkdir(parents=True, exist_ok=True)
-            environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "MPLBACKEND": "agg"}
-            command = [sys.executable, __file__, str(script), str(page.parent)]
-            done = subprocess.run(command, env=environment, capture_output=True, text=True)
-            if done.returncode:
-                raise RuntimeError(f"{script.name} failed:\n{done.stderr[-3000:]}")
-        yield page
+def scripts(docs: Path) -> list[Path]:
+    """The scripts that become pages."""
+    return sorted([*(docs / "tutorials").glob("*.py"), *(docs / "guides").glob("*.py")])
+
+
+def render_all(docs: Path, cache: Path) -> list[tuple[Path, str]]:
+    """The pages of all scripts with their folders, two at a time; those that have not changed come from the cache."""
+    render_one = _unexecuted if os.environ.get("DDNF_DOCS_TUTORIALS") == "skip" else _executed
+    with ThreadPoolExecutor(2) as pool:
+        pages = pool.map(lambda script: render_one(script, cache), scripts(docs))
+        return [(page, script.parent.name) for page, script in zip(pages, scripts(docs), strict=True)]
+
+
+def _executed(script: Path, cache: Path) -> Path:
+    page = cache / _digest(script) / f"{script.stem}.md"
+    if not page.exists():
+        page.parent.mkdir(parents=True, exist_ok=True)
+        environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "MPLBACKEND": "agg"}
+        command = [sys.executable, __file__, str(script), str(page.parent)]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        if done.returncode:
+            raise RuntimeError(f"{script.name} failed:\n{done.stderr[-3000:]}")
+    return page
 
 
 def _unexecuted(script: Path, cache: Path) -> Path:
@@ -98,8 +106,8 @@ def render(script: Path, out: Path) -> None:
         if printed.strip():
             text.append(f"```text\n{printed.rstrip()}\n```")
         text += [f"![{script.stem.replace('_', ' ')}, figure]({name})" for name in drawn]
-    source = f"tutorials/{script.name}"
-    text.append(f"---\n\nThis page is the output of `docs/{source}`, executed when the site was built.")
+    source = f"docs/{script.parent.name}/{script.name}"
+    text.append(f"---\n\nThis page is the output of `{source}`, executed when the site was built.")
     (out / f"{script.stem}.md").write_text("\n\n".join(text) + "\n", "utf-8")
 
 

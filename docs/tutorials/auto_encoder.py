@@ -45,7 +45,9 @@ for name, vae in (("Gaussian", make(None)), ("DDNF", make(flow))):
     trained = ddnf.fit_vae(keys[3], vae, train, valid, pixels="dynamic", epochs=options.epochs, progress=False)
     results[name] = trained.vae
     judged = ddnf.judge_vae(jr.key(1), trained.vae, test, importance_draws=100)
-    print(f"{name:9} -ELBO {judged.negative_elbo:.2f}, -log p(x) {judged.negative_log_prob:.2f}, folded {judged.folded:.0%}")
+    print(
+        f"{name:9} -ELBO {judged.negative_elbo:.2f}, -log p(x) {judged.negative_log_prob:.2f}, folded {judged.folded:.0%}"
+    )
 
 # %% [markdown]
 # `judge_vae` uses the exact log-determinant whatever trained the model. The distance between the -ELBO and -log p(x) is what a better posterior

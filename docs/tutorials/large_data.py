@@ -41,9 +41,7 @@ rows = np.stack([np.cos(angle), np.sin(angle), 0.5 * angle], axis=1) + 0.1 * rng
 # %%
 with tempfile.TemporaryDirectory() as folder:
     start = time.perf_counter()
-    density = ddnf.fit_density(
-        jr.key(0), rows, steps=options.steps, batch=1024, checkpoint=folder, progress=False
-    )
+    density = ddnf.fit_density(jr.key(0), rows, steps=options.steps, batch=1024, checkpoint=folder, progress=False)
 print(density)
 
 # %% [markdown]

@@ -150,7 +150,6 @@ def _picture(name: str, part: dict[str, Any]) -> Picture:
     rows = dict(grid=dict(zip(titles, grids, strict=True)))
     rows["density"] = dict(zip([*titles, "target"], densities, strict=True))
     figure = plot.panels(rows)
-    figure.axes[len(images) - 1].set_axis_off()  # above the target
     return Picture(
         name,
         figure,

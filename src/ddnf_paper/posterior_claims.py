@@ -39,6 +39,8 @@ def spread(part: Mapping[str, Any], name: str, form: str = ".4g", scale: float =
     found = every[~np.isnan(every)]
     if len(found) == 0:
         return ""
+    # A mean without a finite expectation may be huge: its digits say nothing.
+    form = form if max(abs(found.mean()), found.std()) < 1e6 else ".1e"
     deviation = f" ± {found.std():{form}}" if len(every) > 1 else ""
     return f"{found.mean():{form}}{deviation}" + (f", {len(found)} of {len(every)}" if len(found) < len(every) else "")
 

@@ -180,19 +180,20 @@ def pictures(record: Record) -> list[Picture]:
 
 
 def _figure(record: Record) -> Picture:
-    """DDNF, planar and NAF on every energy, K as in the paper."""
+    """DDNF, planar and NAF on the Appendix's energies: a row per energy and K, a column per model."""
     rows = {}
-    for energy in _energies(record):
-        panels = {"target": _target(energy)}
-        for row in _drawn(record, energy):
-            if row["model"] in _QUICK and row["layers"]:
-                panels[f"{row['title']}\n{_subtitle(row)}"] = _panel(row)
-        rows[energy] = panels
+    for energy in record["config"]["energies"]:
+        for layers in record["config"]["layers"]:
+            found = {row["model"]: row for row in _drawn(record, energy) if row["layers"] == layers}
+            panels = {"target": _target(energy)}
+            for row in (found[model] for model in _QUICK if model in found):
+                panels[f"{FLOWS[row['model']]}\nKL {row['kl']:.3g}, ESS {row['ess']:.2f}"] = _panel(row)
+            rows[f"{energy}, K = {layers}"] = panels
     return Picture(
         "densities",
         plot.panels(rows),
-        "DDNF, planar and NAF fitted to each energy; KL by quadrature and effective share of the draws.",
-        "A row for each energy: the target, then the fitted densities of DDNF, planar and NAF.",
+        "DDNF, planar and NAF fitted to the energies of Appendix A; KL by quadrature and effective sample size.",
+        "A row per energy and K: the target, then the fitted densities of DDNF, planar and NAF.",
     )
 
 

@@ -107,6 +107,8 @@ def panels(rows: Mapping[str, Mapping[str, Callable[[Axes], None]]]) -> Figure:
         for (title, draw), axes in zip(row.items(), axes_row, strict=False):
             draw(axes)
             axes.set_title(title, fontsize=9)
+        for axes in axes_row[len(row) :]:
+            axes.set_axis_off()
     return figure
 
 

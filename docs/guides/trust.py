@@ -1,0 +1,96 @@
+# %% [hidden]
+import argparse
+
+parser = argparse.ArgumentParser(description="Failures of fits, and how they are reported.")
+parser.add_argument("--steps", type=int, default=500, help="training steps")
+options = parser.parse_args()
+
+# %% [markdown]
+# # Folds, certificates and k-hat
+#
+# Three things can be wrong with a fitted flow: the map is not one-to-one, the fit is too narrow, or it misses a part of the target. Each has its own
+# check. This page provokes each failure.
+
+# %%
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import matplotlib.pyplot as plt
+import numpy as np
+
+import ddnf
+from ddnf.viz import plot
+
+# %% [markdown]
+# ## Folds
+#
+# A step z + v(z) / T is one-to-one if the field changes slowly enough. With large weights and a single step it folds: some points have several
+# preimages, and the density formula counts only one of them.
+
+# %%
+x = jr.normal(jr.key(0), (2000, 2))
+flows = {
+    "a smooth flow": ddnf.DDNF(jr.key(3), 2, blocks=1, steps=8, hidden=(8, 8), output_scale=1.0),
+    "a flow that folds": ddnf.DDNF(jr.key(3), 2, blocks=1, steps=1, hidden=(8, 8), output_scale=8.0),
+    "the same, with a guarantee": ddnf.DDNF(
+        jr.key(3), 2, blocks=1, steps=1, hidden=(8, 8), output_scale=8.0, lipschitz=0.9
+    ),
+}
+figure, axes = plt.subplots(1, 3, figsize=(9, 3.2))
+for panel, (name, flow) in zip(axes, flows.items(), strict=True):
+    plot.deformed_grid(panel, jax.vmap(flow.transform), bound=6.0)
+    certificate = ddnf.certify(flow, x)
+    panel.set_title(f"{name}\n{certificate.verdict}, {certificate.folded_share:.0%} of the cells fold", fontsize=9)
+
+# %% [markdown]
+# `certify` answers in three steps: *proved* if a bound on the weights shows that no input can fold, otherwise *no fold seen* or *folds* on the given
+# points. `lipschitz=0.9` scales the weights so that the proof always holds. The default flow of `fit_density` has such a bound; `fit_posterior` checks
+# its draws and warns.
+#
+# ## k-hat and ESS
+#
+# Importance weights p(z) / q(z) of the fit's own draws say how well q covers p. Their tail has a shape, k-hat: below 0.5 the weights have a finite
+# variance, above 0.7 neither importance sampling nor the fit should be trusted. Here a Gaussian (no flow, only the affine end) is fitted to a target
+# with heavy tails.
+
+
+# %%
+def heavy(z):
+    """Student's t with two degrees of freedom, in each of two coordinates."""
+    return -1.5 * jnp.sum(jnp.log1p(z**2 / 2))
+
+
+gaussian = ddnf.flows.make("affine", jr.key(0), 2)
+posterior = ddnf.fit_posterior(
+    jr.key(0), ddnf.Target(heavy, 2), flow=gaussian, steps=options.steps, rounds=1, progress=False
+)
+print(f"k-hat {posterior.khat:.2f}, ESS {posterior.ess:.2f}")
+
+# %% [markdown]
+# The warning says so. A flow does better, and where tails are heavier than any flow of this size can reach, it says that too.
+#
+# ## A part that is missed
+#
+# Draws of a fit cannot show what lies where it has none: k-hat and ESS look perfect. `fit_posterior` therefore searches for modes away from the fit, and
+# compares their mass with that of the fit.
+
+
+# %%
+def two_modes(z):
+    """Two normals, ten apart, with equal mass."""
+    left, right = (-jnp.sum((z - jnp.array([centre, 0.0])) ** 2) / 2 for centre in (-5.0, 5.0))
+    return jnp.logaddexp(left, right)
+
+
+affine = ddnf.flows.make("affine", jr.key(0), 2)
+target = ddnf.Target(two_modes, 2)
+posterior = ddnf.fit_posterior(jr.key(0), target, flow=affine, steps=options.steps, rounds=1, progress=False)
+draws = np.asarray(posterior.sample(jr.key(1), 500))
+print(f"k-hat {posterior.khat:.2f}, ESS {posterior.ess:.2f}")
+figure, axes = plt.subplots(figsize=(5, 2.5))
+plot.density(axes, jax.vmap(two_modes), bound=8.0)
+axes.plot(*draws.T, ".", color="tab:cyan", markersize=2)
+axes.set_title("the target, and draws of a Gaussian fit", fontsize=9)
+
+# %% [markdown]
+# What to do: use a flow (the default would have covered both), search more widely (`searches=`), warm the target up (`temper=0.5`), or give initial points.
