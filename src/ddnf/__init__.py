@@ -7,6 +7,7 @@ from ddnf.density import Density, fit_density
 from ddnf.flow.bijection import DDNF, Path
 from ddnf.flow.certificate import Certificate, certify
 from ddnf.flow.field import MLPField
+from ddnf.flow.gated import GatedField
 from ddnf.flow.log_det import Divergence, Exact, LogDet, PrintedTaylor, Taylor, Unbiased, with_key
 from ddnf.flow.regularizer import geodesic, inverse_consistency, sobolev
 from ddnf.flow.solver import euler, midpoint, rk4
@@ -27,6 +28,7 @@ __all__ = [
     "Density",
     "Divergence",
     "Exact",
+    "GatedField",
     "LogDet",
     "MLPField",
     "Path",
