@@ -85,7 +85,7 @@ MODELS: dict[str, Callable[[], VAE]] = {
 
 
 def prepare(work: str, peer: str, size: dict[str, Any]) -> tuple[Callable[[], Any], dict[str, Any]]:
-    """A function that trains for `steps` steps of `batch` bytes that are lit anew each time."""
+    """A function that trains for `steps` steps of `batch` bytes that are re-binarised in every step."""
     torch.manual_seed(0)
     vae = MODELS[peer]()
     images = torch.as_tensor(np.random.default_rng(0).integers(0, 256, (size["images"], PIXELS), dtype=np.uint8))
