@@ -117,3 +117,10 @@ def test_import_is_light():
 def test_rooms_are_imported_when_used(name):
     code = f"import ddnf; print(ddnf.{name})"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+
+
+def test_import_does_not_start_jax():
+    """Before its first computation JAX can still be configured, and the process forked."""
+    code = "import ddnf, jax; jax.config.update('jax_num_cpu_devices', 3); print(jax.device_count())"
+    asked = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert asked.stdout.split() == ["3"]

@@ -6,7 +6,6 @@ Nothing outside of this table is ever built from a file: nothing is imported by 
 import inspect
 import math
 from collections.abc import Callable
-from functools import partial
 from operator import attrgetter
 from reprlib import repr as short_repr
 from typing import Any, NamedTuple, get_type_hints
@@ -295,8 +294,10 @@ def _by_constructor(cls: type) -> Kind:
     names = [name for name in inspect.signature(cls).parameters if name != "key"]
     settings = {name: Setting(hints[name], _unwrapped(_ARGUMENTS.get(name, attrgetter(name)))) for name in names}
     takes_key = "key" in inspect.signature(cls).parameters
-    build = partial(cls, jr.key(0)) if takes_key else cls
-    return Kind(cls, settings | {"frozen": FROZEN}, build)
+    # The key is made when it is used: importing the library must not start JAX.
+    return Kind(
+        cls, settings | {"frozen": FROZEN}, lambda **values: cls(jr.key(0), **values) if takes_key else cls(**values)
+    )
 
 
 def _unwrapped(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
