@@ -37,7 +37,11 @@ reproduce: setup
 	$(BIN)/ddnf reproduce all --profile quick --out reproduced
 
 # The site, with its tutorials executed (some minutes; unchanged ones are kept in .docs_cache). Warnings are errors.
+# MkDocs empties its folder first, all but hidden files: our marker stays, and a folder without it is not ours.
 docs: setup
+	@if [ -e site ] && [ ! -e site/.ddnf ] && [ ! -e site/sitemap.xml ]; then \
+		echo "Expected no folder site, or one made by make; got another. Move it away."; exit 1; fi
+	mkdir -p site && touch site/.ddnf
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 docs-serve: setup
