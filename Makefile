@@ -9,7 +9,7 @@ define new_venv
 	$(PYTHON) -m venv $(1)
 endef
 
-.PHONY: setup test check lint types reproduce bench docs docs-serve clean
+.PHONY: setup test check lint types reproduce bench docs docs-serve dist clean
 
 setup: .venv/.installed
 
@@ -57,8 +57,22 @@ docs-serve: setup
 bench: .venv-bench/.installed
 	.venv-bench/bin/python -m benchmarks $(if $(QUICK),--quick) $(if $(ONLY),--only $(ONLY))
 
+# Builds wheel and sdist, checks them, and runs the command and the README's examples from the wheel in an environment of its own.
+dist:
+	$(call new_venv,.venv-dist)
+	.venv-dist/bin/pip install --quiet build twine pytest
+	rm -f dist/ddnf-*.whl dist/ddnf-*.tar.gz
+	.venv-dist/bin/python -m build --outdir dist
+	.venv-dist/bin/twine check --strict dist/ddnf-*
+	for file in ddnf/py.typed ddnf/viz/view.html ddnf_paper/report.html.jinja; do \
+		unzip -l dist/ddnf-*.whl | grep -q $$file || { echo "Expected $$file in the wheel"; exit 1; }; done
+	.venv-dist/bin/pip install --quiet --constraint constraints.txt --force-reinstall --no-deps dist/ddnf-*.whl
+	.venv-dist/bin/pip install --quiet --constraint constraints.txt "$$(ls dist/ddnf-*.whl)[all]"
+	cd dist && ../.venv-dist/bin/ddnf --help > /dev/null && ../.venv-dist/bin/ddnf --version
+	cd dist && ../.venv-dist/bin/python -m doctest ../README.md
+
 clean:
-	for folder in .venv .venv-bench; do \
+	for folder in .venv .venv-bench .venv-dist; do \
 		if [ -e $$folder/.ddnf ] || [ -e $$folder/.installed ]; then rm -rf $$folder; fi; done
 	rm -rf .pytest_cache .ruff_cache
 	rm -f dist/ddnf-*.whl dist/ddnf-*.tar.gz
