@@ -1,8 +1,8 @@
-"""Ours and the peers on the same work in one run: numbers, a table and pictures.
+"""DDNF and its peers on the same work in one run: numbers, a page and pictures.
 
     python -m benchmarks [--quick] [--only steps growth ...] [--out benchmarks]
 
-Everything runs on one core. `--only` does some of the parts again and keeps the others of an earlier run.
+Everything runs on one core. `--only` repeats some of the parts and keeps the others of an earlier run.
 """
 
 from benchmarks import one_core

@@ -52,7 +52,7 @@ def ours(key, train, test):
 
 
 def unbounded(key, train, test):
-    """The default flow without the bounds on its weights that keep it from folding."""
+    """The default flow without the Lipschitz bound that keeps it from folding."""
     flow_key, fit_key = jr.split(key)
     flow = ddnf.DDNF(flow_key, train.shape[1], blocks=8, steps=2, hidden=(64, 8, 64), activation="softplus")
     density = ddnf.fit_density(fit_key, train, flow=Invert(flow))
@@ -119,7 +119,7 @@ def main():
     options = parser.parse_args()
     record_file.check_record(options.out)
     if not (Path(options.data) / "miniboone_maf_val_test.npz").exists():
-        parser.error(f"Expected the tables in {str(options.data)!r}; say where they are with --data or DDNF_DATA.")
+        parser.error(f"Expected the tables in {str(options.data)!r}; set --data or DDNF_DATA.")
     rows = json.loads(options.out.read_text())["rows"] if options.out.exists() else []
     for table in options.tables:
         train, test = TABLES[table](options.data)

@@ -1,6 +1,6 @@
-"""The contestants in JAX: ours, Diffrax, bijx, jflows and FlowJAX, as maps of a batch with log-determinants."""
+"""Peers in JAX: ours, Diffrax, bijx, jflows and FlowJAX, as maps of a batch with log-determinants."""
 
-# The peers are in an environment of their own.
+# The peers are installed in a separate environment.
 # pyright: reportMissingImports=false
 
 from collections.abc import Callable
@@ -69,7 +69,7 @@ def diffrax_cnf(
 ) -> Map:
     """A continuous flow as in Diffrax's own example: an MLP of (z, t), in constant steps.
 
-    With a checkpoint for every step nothing is solved again for the gradient: that was quicker than Diffrax's default.
+    With a checkpoint for every step the gradient recomputes nothing, which was faster than Diffrax's default.
     """
     dim, cells = size["dim"], size["blocks"] * size["steps"]
     times = jnp.linspace(0.0, 1.0, max(1, round(cells / evaluations)) + 1)
@@ -132,7 +132,7 @@ def bijx_cnf(size: dict[str, Any]) -> Map:
     steps = max(1, round(size["blocks"] * size["steps"] / RK4_STEPS))
     arrays, static = eqx.partition(velocity, eqx.is_inexact_array)
 
-    # Its gradient goes to the arguments of the field, not to what the field closes over.
+    # Its gradient reaches the arguments of the field, not its closure.
     def field(t, x, arrays):
         network = eqx.combine(arrays, static)
         return jax.vmap(lambda z: network(jnp.append(z, t)))(x) if x.ndim > 1 else network(jnp.append(x, t))
@@ -162,7 +162,7 @@ def jflows_cnf(size: dict[str, Any], *, exact: bool) -> Map:
 
 
 def spline_maf(size: dict[str, Any]) -> Map:
-    """FlowJAX's, three layers of splines with eight knots; quick from points to noise."""
+    """FlowJAX's, three layers of splines with eight knots; fast from points to noise."""
     spline = RationalQuadraticSpline(knots=8, interval=5)
     base = StandardNormal((size["dim"],))
     flow = masked_autoregressive_flow(
@@ -172,7 +172,7 @@ def spline_maf(size: dict[str, Any]) -> Map:
 
 
 def bnaf(size: dict[str, Any]) -> Map:
-    """FlowJAX's with its defaults; quick from points to noise, bisection back."""
+    """FlowJAX's with its defaults; fast from points to noise, bisection back."""
     return of_bijection(block_neural_autoregressive_flow(jr.key(0), base_dist=StandardNormal((size["dim"],))).bijection)
 
 
@@ -195,7 +195,7 @@ MAPS: dict[str, Callable[[dict[str, Any]], Map]] = {
 
 
 def prepare(work: str, peer: str, size: dict[str, Any]) -> tuple[Callable[[], Any], dict[str, Any]]:
-    """A function that does the work once, compiled, and what is known of it."""
+    """A compiled function that does the work once, and facts about it."""
     if work == "products":
         return roofline.prepare(peer, size)
     if size.get("fresh"):

@@ -1,10 +1,10 @@
-"""One core and one thread, for fair turns. To be called before JAX or PyTorch are imported."""
+"""One core and one thread, for a fair comparison. Call it before importing JAX or PyTorch."""
 
 import os
 
 
 def keep() -> None:
-    """Keeps this process and its children to one core, and each library to one thread."""
+    """Pins this process and its children to one core, and each library to one thread."""
     os.environ["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false"
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ[name] = "1"

@@ -103,7 +103,7 @@ def _divergence(static: Any, energy: str) -> Callable:
     return kl
 
 
-CONTESTANTS: dict[str, Callable[[str, float, int], dict]] = {
+RACERS: dict[str, Callable[[str, float, int], dict]] = {
     "ours": partial(scanned, ours, (2e-2, 1500)),
     "FlowJAX MAF-RQS": partial(scanned, spline_maf, (5e-3, 2000)),
     "FlowJAX BNAF": partial(scanned, from_catalog("bnaf", 2), (2e-2, 4000)),
@@ -112,4 +112,4 @@ CONTESTANTS: dict[str, Callable[[str, float, int], dict]] = {
 }
 
 if __name__ == "__main__":
-    race.main(CONTESTANTS)
+    race.main(RACERS)

@@ -3,7 +3,7 @@
 python -m benchmarks.race_torch NAME energy1 [--limit SECONDS]
 """
 
-# The peers are in an environment of their own.
+# The peers are installed in a separate environment.
 # pyright: reportMissingImports=false
 
 from benchmarks import one_core
@@ -59,10 +59,10 @@ def contest(make: Callable, transforms: int, rate: race.Rate, energy: str, limit
     return dict(**found, rate=rate[0], horizon=rate[1])
 
 
-CONTESTANTS: dict[str, Callable[[str, float, int], dict]] = {
+RACERS: dict[str, Callable[[str, float, int], dict]] = {
     "Zuko NSF": partial(contest, zuko.flows.NSF, 3, (1e-2, 1500)),
     "Zuko NAF": partial(contest, zuko.flows.NAF, 2, (1e-2, 1500)),
 }
 
 if __name__ == "__main__":
-    race.main(CONTESTANTS)
+    race.main(RACERS)

@@ -38,7 +38,7 @@ def verdicts(record: dict) -> str:
     """The goals, the measurements, and whether they are met."""
     words = {True: "yes", False: "**no**", None: ""}
     found = summary.verdicts(record)
-    return markdown_table(("asked", "measured", "met"), [(v.asked, v.measured, words[v.met]) for v in found])
+    return markdown_table(("goal", "measured", "met"), [(v.asked, v.measured, words[v.met]) for v in found])
 
 
 def _opening(record: dict) -> list[str]:
@@ -48,7 +48,7 @@ def _opening(record: dict) -> list[str]:
         "# Speed",
         f"Made by `{record['command']}` from `results.json`. One core; medians of runs taken in turn, with quartiles. "
         f"Python {record['python']}, {record['machine']}; {versions}. Parts: {parts}.",
-        "## Asked and measured",
+        "## Goals and measurements",
         verdicts(record),
         "![training steps](bars.png)",
     ]
@@ -60,10 +60,10 @@ def _sections(record: dict) -> list[str]:
         _STEP_NOTE,
         _step_table(record),
         "## 100,000 samples, 100,000 log densities",
-        "d = 2, (16, 16) units, 64 cells; who is slow had fewer points, and its time is scaled.",
+        "d = 2, (16, 16) units, 64 cells; slow peers had fewer points, and their time is scaled.",
         _density_table(record),
         "## Until KL <= 0.01",
-        "Training from scratch on the toy energies, in one process each; looking at KL does not count.",
+        "Training from scratch on the toy energies, in one process each; evaluating KL does not count.",
         _race_table(record),
         "## Posteriors of posteriordb",
         "From the model to 10,000 draws; within tolerance: means and deviations within 0.05 of the reference.",
@@ -76,7 +76,7 @@ def _sections(record: dict) -> list[str]:
         "![growth](growth.png)",
         "## The machine",
         "(64, 64) units, d = 40, batch 1,024; `benchmarks/roofline.py` says what the products are. The bound is for "
-        "products in pieces that stay in the caches; at once, they wait for memory.",
+        "products in chunks that stay in the caches; at once, they are bound by memory.",
         _machine_table(record),
     ]
 
@@ -163,7 +163,7 @@ def bars(record: dict, path: Path) -> Path:
         rows = [row for row in found if (row["dim"], tuple(row["hidden"])) == size][::-1]
         colors = ["tab:red" if row["peer"] == "ours" else "tab:gray" for row in rows]
         ax.barh([row["peer"] for row in rows], [1e3 * row["seconds"] for row in rows], color=colors)
-        # A bar has no natural zero on this axis: all of them begin at a tenth of the smallest.
+        # A logarithmic axis has no zero: all bars start at a tenth of the smallest.
         least = min(1e3 * row["seconds"] for row in rows)
         ax.set(xscale="log", xlim=(least / 10, None), xlabel="ms", title=f"d = {size[0]}, units {size[1]}")
         ax.minorticks_off()

@@ -1,4 +1,4 @@
-"""The machine: how long the matrix products and tanh of a training step would take if there were nothing else.
+"""The roofline: the time of the matrix products and tanh of a training step alone.
 
 A cell with a field of L layers W_1 ... W_L on a batch of n points in d dimensions computes
 
@@ -6,8 +6,8 @@ A cell with a field of L layers W_1 ... W_L on a batch of n points in d dimensio
 - the Jacobian that the exact log-determinant is of: W_L D ... D W_2 (D W_1), that is, W_l for l > 1 times (width, n d)
   where the narrowest layer is the first (the determinant allows it). D, a diagonal of tanh', is no product.
 
-The gradient has two products of the same size for each of these: one for what went in, one for the weights. What an
-implementation computes again to save memory, and the elimination of the small matrices, do not count.
+The gradient has two products of the same size for each of these: one for the input, one for the weights. What an
+implementation recomputes to save memory, and the elimination of the small matrices, do not count.
 """
 
 from collections.abc import Callable, Sequence
@@ -47,14 +47,14 @@ def backward(shape: Shape) -> list[Shape]:
     return [(k, m, n), (m, n, k)]
 
 
-# Columns of a piece of a batch, small enough for the caches.
-PIECE = 1024
+# Columns of a chunk of a batch, small enough for the caches.
+CHUNK = 1024
 
 
 def prepare(part: str, size: dict[str, Any]) -> tuple[Callable[[], Any], dict[str, Any]]:
     """The work of `repeats` cells: "tanh", or products.
 
-    "products" are taken in pieces that stay in the caches, "products, batch at once" are not, and "products of the map"
+    "products" are taken in chunks that stay in the caches, "products, batch at once" are not, and "products of the map"
     leave out the Jacobian.
     """
     repeats, batch, hidden = size["repeats"], size["batch"], size["hidden"]
@@ -65,7 +65,7 @@ def prepare(part: str, size: dict[str, Any]) -> tuple[Callable[[], Any], dict[st
     forward = products(size["dim"], hidden, batch)
     if part == "products of the map":
         forward = forward[: len(hidden) + 1]
-    longest = max(n for _, _, n in forward) if part == "products, batch at once" else PIECE
+    longest = max(n for _, _, n in forward) if part == "products, batch at once" else CHUNK
     runs = [
         _product(shape, repeats * pieces)
         for m, k, n in forward
@@ -84,7 +84,7 @@ def _product(shape: Shape, repeats: int) -> Callable[[], Any]:
     scales = jnp.linspace(0.5, 1.0, repeats)
 
     def total(scales, left, right):
-        # The sum keeps every product from being left out, and the results from going to memory.
+        # The sum keeps the compiler from dropping products, and the results out of memory.
         def add(sum_, scale):
             return sum_ + ((scale * left) @ right if is_left else left @ (scale * right)), None
 

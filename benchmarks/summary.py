@@ -1,4 +1,4 @@
-"""What was asked of the speed, what was measured, and whether it is met: from the record alone."""
+"""The goals for speed, the measurements, and whether the goals are met: from the record alone."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -8,7 +8,7 @@ Row = dict[str, Any]
 
 
 class Verdict(NamedTuple):
-    """One claim. `met` is None where the run has not measured it."""
+    """One goal. `met` is None if the run has not measured it."""
 
     asked: str
     measured: str
@@ -16,7 +16,7 @@ class Verdict(NamedTuple):
 
 
 def verdicts(record: dict) -> list[Verdict]:
-    """All claims, in the order in which they were made."""
+    """All goals."""
     return [verdict for part in _PARTS for verdict in part(record)]
 
 
@@ -44,7 +44,7 @@ def grown(row: Row) -> float:
 
 
 def equal_steps(row: Row) -> float:
-    """Its seconds; where a solver chose its steps itself, for as many evaluations of the field as we have cells."""
+    """The seconds of a row; for an adaptive solver, scaled to as many evaluations of the field as we have cells."""
     cells = row["blocks"] * row["steps"]
     return row["seconds"] * (cells / row["evaluations"] if "evaluations" in row else 1.0)
 
@@ -95,12 +95,12 @@ def _race(record: dict) -> Iterator[Verdict]:
         if not rows(record, "race", energy=energy):
             yield Verdict(asked, "not measured", None)
             continue
-        order = ", ".join(f"{peer} {seconds:.1f} s" for seconds, peer in found) or "nobody got there"
+        order = ", ".join(f"{peer} {seconds:.1f} s" for seconds, peer in found) or "no one"
         yield Verdict(asked, order, bool(found) and found[0][1].startswith("ours"))
 
 
 def race_order(record: dict, energy: str) -> list[tuple[float, str]]:
-    """Who got there with most of the seeds, by the median of seconds, in which not to get there counts as forever."""
+    """The peers that reach the goal with most of the seeds, by median seconds; not reaching it counts as infinity."""
     times: dict[str, list[float]] = {}
     for row in rows(record, "race", energy=energy):
         times.setdefault(row["peer"], []).append(row["seconds"] if row.get("reached") else math.inf)

@@ -1,6 +1,6 @@
-"""The contestants in PyTorch: torchflows, Zuko and normflows, each as a map of a batch with its log-determinant."""
+"""Peers in PyTorch: torchflows, Zuko and normflows, as maps of a batch with log-determinants."""
 
-# The peers are in an environment of their own.
+# The peers are installed in a separate environment.
 # pyright: reportMissingImports=false
 
 from collections.abc import Callable
@@ -20,8 +20,8 @@ class Map(NamedTuple):
     """A module, and two functions x -> (y, log det) of a batch: from noise to points and back.
 
     Attributes:
-        draw: the first without the log-determinant, where the peer can leave it out.
-        evaluations: the field's evaluations since it was last asked, where the solver chooses its steps itself.
+        draw: the first without the log-determinant, if the peer supports it.
+        evaluations: evaluations of the field since the last call, if the solver is adaptive.
     """
 
     module: torch.nn.Module
@@ -115,7 +115,7 @@ MAPS: dict[str, Callable[[dict[str, Any]], Map]] = {
 
 
 def prepare(work: str, peer: str, size: dict[str, Any]) -> tuple[Callable[[], Any], dict[str, Any]]:
-    """A function that does the work once, and what is known of it."""
+    """A function that does the work once, and facts about it."""
     torch.manual_seed(0)
     flow = MAPS[peer](size)
     x = torch.randn(size["batch"], size["dim"])
@@ -132,7 +132,7 @@ def prepare(work: str, peer: str, size: dict[str, Any]) -> tuple[Callable[[], An
 
 
 def _carry(flow: Map, x: Any) -> tuple[Any, Any]:
-    """The direction in which a residual flow is quick; for the others both are the same work."""
+    """The direction in which a residual flow is fast; for the others both are the same work."""
     flow.module.train()
     flow.module.zero_grad(set_to_none=True)
     return (flow.backward if isinstance(flow.module, torch.nn.ModuleList) else flow.forward)(x)
@@ -144,7 +144,7 @@ def _step(flow: Map, x: Any) -> None:
 
 
 def _log_det_gradient(flow: Map, x: Any) -> float:
-    """The largest derivative of the mean log-determinant by a parameter: 0 if the peer leaves its gradient out."""
+    """The largest derivative of the mean log-determinant by a parameter: 0 if the peer omits its gradient."""
     _, log_det = _carry(flow, x)
     if not log_det.requires_grad:
         return 0.0

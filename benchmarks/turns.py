@@ -1,4 +1,4 @@
-"""Contestants in turn: every one runs once, then every one again, so that a noisy machine disturbs them alike."""
+"""Tasks in turn: each runs once, then each again, so that noise of the machine affects them alike."""
 
 import dataclasses
 import statistics
@@ -11,8 +11,8 @@ from benchmarks.worker import PeerError, Worker
 
 
 @dataclasses.dataclass(frozen=True)
-class Contestant:
-    """Who does which work of which size, in the worker with this module."""
+class Task:
+    """A peer's work of some size, in the worker with this module."""
 
     module: str
     peer: str
@@ -26,7 +26,7 @@ class Contestant:
 
 @dataclasses.dataclass(frozen=True)
 class Patience:
-    """How often they run: `most` rounds; fewer for who has used up `seconds`, but `least` within five times that."""
+    """How often tasks run: `most` rounds; fewer for one that has used `seconds`, but `least` within five times that."""
 
     least: int
     most: int
@@ -37,7 +37,7 @@ FULL, QUICK = Patience(3, 7, 2.0), Patience(1, 5, 1.0)
 
 
 class Workers:
-    """One worker for each module, started when first asked for."""
+    """One worker per module, started when first used."""
 
     def __init__(self):
         self._workers: dict[str, Worker] = {}
@@ -55,10 +55,10 @@ class Workers:
         return self._workers[module]
 
 
-def take_turns(workers: Workers, contestants: Sequence[Contestant], patience: Patience, title: str) -> list[dict]:
-    """Times all contestants; a row for each, with an error where it failed."""
+def take_turns(workers: Workers, tasks: Sequence[Task], patience: Patience, title: str) -> list[dict]:
+    """Times all tasks; one row each, with an error if it failed."""
     rows = []
-    for one in tqdm(contestants, desc=f"{title}, compiling", leave=False):
+    for one in tqdm(tasks, desc=f"{title}, compiling", leave=False):
         row = dict(work=one.work, peer=one.peer, **one.size)
         try:
             row |= workers[one.module].prepare(one.name, one.work, one.peer, one.size)
@@ -81,8 +81,8 @@ def _goes_on(times: Iterable[float], number: int, patience: Patience) -> bool:
     return number == 0 < patience.most or spent * (number + 1) / max(1, number) < times_over * patience.seconds
 
 
-def _turn(worker: Worker, one: Contestant, last: float) -> list[float]:
-    # Who takes long has the caches for itself soon enough; who is quick runs several times.
+def _turn(worker: Worker, one: Task, last: float) -> list[float]:
+    # A long run warms the caches by itself; a short one is repeated.
     return worker.seconds(one.name, max(1, min(5, int(0.02 / last))), warm=last < 0.5)
 
 

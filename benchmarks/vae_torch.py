@@ -1,6 +1,6 @@
 """The auto-encoder of `ddnf_paper.vae_models` in PyTorch: plain, with Zuko's flows, and with Pyro's planar flow."""
 
-# The peers are in an environment of their own.
+# The peers are installed in a separate environment.
 # pyright: reportMissingImports=false
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ PIXELS, LATENT, WIDTH, CONTEXT, WIDE = 784, 40, 128, 64, 512
 
 
 class VAE(nn.Module):
-    """One hidden tanh layer of 128 each way; with a context, the wide layer that ours has too."""
+    """One hidden layer of 128 tanh units in encoder and decoder; with a context, the same wide layer as ours."""
 
     def __init__(self, flow: Callable[[int], nn.Module] | None, *, has_context: bool):
         super().__init__()
@@ -36,7 +36,7 @@ class VAE(nn.Module):
         return self.base(hidden) + more[:, : 2 * LATENT], torch.tanh(more[:, 2 * LATENT :])
 
     def loss(self, x: Any) -> Any:
-        """-ELBO with one draw for each image."""
+        """-ELBO with one draw per image."""
         base, context = self.encode(x)
         mean, log_scale = base.chunk(2, dim=1)
         noise = torch.randn_like(mean)
@@ -49,7 +49,7 @@ class VAE(nn.Module):
 
 
 class ZukoFlow(nn.Module):
-    """A flow of Zuko's with a hidden layer of 128, in the direction in which draws are quick."""
+    """A flow of Zuko's with a hidden layer of 128, in the direction that is fast for sampling."""
 
     def __init__(self, make: Callable, transforms: int, context: int):
         super().__init__()

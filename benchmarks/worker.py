@@ -1,4 +1,4 @@
-"""Processes that hold contestants and run one at a time when asked, so that JAX and PyTorch take turns on one core."""
+"""Processes that hold peers and run one at a time on request, so that JAX and PyTorch take turns on one core."""
 
 import gc
 import importlib
@@ -9,14 +9,14 @@ from typing import Any
 
 
 class PeerError(RuntimeError):
-    """What went wrong within a worker."""
+    """An error within a worker."""
 
 
 class Worker:
     """A process that imports one module of this folder and calls its functions.
 
     The module has `prepare(work, peer, size) -> (run, facts)`: a function of no arguments that does the work once and
-    waits for it, and what is worth noting of it.
+    waits for it, and facts about it.
     """
 
     def __init__(self, module: str):
@@ -26,11 +26,11 @@ class Worker:
         self._process.start()
 
     def prepare(self, name: str, work: str, peer: str, size: dict[str, Any]) -> dict[str, Any]:
-        """Builds a contestant to be called by this name, runs it once, and gives what is known of it."""
+        """Builds a task under this name, runs it once, and returns facts about it."""
         return self._ask("prepare", name, work, peer, size)
 
     def seconds(self, name: str, count: int, *, warm: bool) -> list[float]:
-        """The time of each of `count` runs; with `warm` after one that does not count, for the caches."""
+        """The time of each of `count` runs; with `warm`, after one that does not count and warms the caches."""
         return self._ask("seconds", name, count, warm)
 
     def drop(self, name: str) -> None:
@@ -45,14 +45,14 @@ class Worker:
         try:
             answer, error = self._line.recv()
         except EOFError:
-            raise PeerError("the process has died, perhaps for want of memory") from None
+            raise PeerError("the process died, perhaps out of memory") from None
         if error is not None:
             raise PeerError(error)
         return answer
 
 
-class _Room:
-    """What lives in a worker."""
+class _Tasks:
+    """The tasks of a worker process."""
 
     def __init__(self, module: str):
         self._module = importlib.import_module(f"benchmarks.{module}")
@@ -83,12 +83,12 @@ def _timed(run) -> float:
 
 
 def _serve(line, module: str) -> None:
-    room = None
+    tasks = None
     while (question := line.recv()) is not None:
         method, *arguments = question
         try:
-            room = _Room(module) if room is None else room
-            line.send((getattr(room, method)(*arguments), None))
+            tasks = _Tasks(module) if tasks is None else tasks
+            line.send((getattr(tasks, method)(*arguments), None))
         except Exception as error:
             traceback.print_exc()
             line.send((None, f"{type(error).__name__}: {error}"[:300]))

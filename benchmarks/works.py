@@ -1,12 +1,12 @@
-"""The works that are timed in turn: training steps, samples and log densities, growth, and the machine."""
+"""The tasks that are timed in turn: training steps, samples and log densities, growth, and the machine."""
 
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks.turns import FULL, QUICK, Contestant, Patience, Workers, take_turns
+from benchmarks.turns import FULL, QUICK, Patience, Task, Workers, take_turns
 
 JAX, TORCH = "jax_flows", "torch_flows"
-# For the training step: everybody who solves an equation cell by cell.
+# For the training step: every peer that solves an equation cell by cell.
 CELLS = {
     JAX: (
         "ours",
@@ -34,7 +34,7 @@ SIZES = (
     dict(dim=40, hidden=(16, 16)),
     dict(dim=200, hidden=(16,)),
 )
-# In the short run only those that a claim is about.
+# In the short run only the peers of a goal.
 ASKED = (
     {JAX: ("ours",), TORCH: ("torchflows DDNF", "Zuko CNF, exact")},
     {JAX: ("ours", "Diffrax CNF, Euler, exact")},
@@ -49,18 +49,18 @@ def steps(workers: Workers, *, quick: bool) -> list[dict]:
     """A training step: value and gradient of mean(|y|^2 / 2 - log det), 64 cells, batch 256."""
     rows = []
     for size, asked in zip(SIZES, ASKED, strict=True):
-        whole = dict(**size, **_64_CELLS, batch=256)
+        full_size = dict(**size, **_64_CELLS, batch=256)
         names = asked if quick else CELLS
-        contestants = [Contestant(module, peer, "step", whole) for module in names for peer in names[module]]
-        if size["dim"] != 2:  # they are seen in two dimensions, and take long
-            contestants = [one for one in contestants if not one.peer.endswith(("adjoint", "RK4, exact"))]
+        tasks = [Task(module, peer, "step", full_size) for module in names for peer in names[module]]
+        if size["dim"] != 2:  # slow, and measured in two dimensions
+            tasks = [one for one in tasks if not one.peer.endswith(("adjoint", "RK4, exact"))]
         if size["dim"] == 200:
-            contestants = [one for one in contestants if not one.peer.endswith(("Tsit5, exact", "Zuko CNF, exact"))]
-        rows += take_turns(workers, contestants, QUICK if quick else FULL, f"step, {size}")
+            tasks = [one for one in tasks if not one.peer.endswith(("Tsit5, exact", "Zuko CNF, exact"))]
+        rows += take_turns(workers, tasks, QUICK if quick else FULL, f"step, {size}")
     return rows
 
 
-# Who is slow at what is given fewer points; the time is scaled to all of them.
+# Slow peers get fewer points, and their time is scaled to all of them.
 POINTS = 100_000
 FEWER = {
     ("torchflows DDNF", "sample"): 10,
@@ -96,13 +96,13 @@ def densities(workers: Workers, *, quick: bool) -> list[dict]:
     rows, names = [], _FEW_DENSITIES if quick else DENSITIES
     patience = Patience(1, 2, 1.0) if quick else Patience(2, 4, 2.0)
     for work in ("sample", "log_prob"):
-        contestants = []
+        tasks = []
         for module in names:
             for peer in names[module]:
                 batch = POINTS // FEWER.get((peer, work), 1) // (10 if quick else 1)
                 size = dict(dim=2, hidden=(16, 16), **_64_CELLS, batch=batch)
-                contestants.append(Contestant(module, peer, work, size))
-        rows += [_scaled(row, POINTS / row["batch"]) for row in take_turns(workers, contestants, patience, work)]
+                tasks.append(Task(module, peer, work, size))
+        rows += [_scaled(row, POINTS / row["batch"]) for row in take_turns(workers, tasks, patience, work)]
     return rows
 
 
@@ -110,7 +110,7 @@ def _scaled(row: dict, factor: float) -> dict:
     return row | {name: row[name] * factor for name in ("seconds", "low", "high") if name in row}
 
 
-# Large enough that the work is more than the overhead of a call.
+# Large enough that the work exceeds the overhead of a call.
 _BASE = dict(dim=8, hidden=(8, 8), blocks=8, steps=8, batch=1024)
 GROWTH: dict[str, tuple[Any, ...]] = {
     "blocks": (4, 12, 32),
@@ -128,14 +128,14 @@ def growth(workers: Workers, *, quick: bool) -> list[dict]:
         if quick and axis == "hidden":
             continue
         sizes = [{**_BASE, axis: value} for value in (values[::2] if quick else values)]
-        contestants = [Contestant(JAX, "ours", "step", size) for size in sizes]
+        tasks = [Task(JAX, "ours", "step", size) for size in sizes]
         patience = QUICK if quick else Patience(3, 7, 1.5)
-        rows += [dict(axis=axis, **row) for row in take_turns(workers, contestants, patience, f"growth, {axis}")]
+        rows += [dict(axis=axis, **row) for row in take_turns(workers, tasks, patience, f"growth, {axis}")]
     return rows
 
 
 def compiling(workers: Workers, *, quick: bool) -> list[dict]:
-    """Compile time of our step over K and T, each time from scratch; and memory where cells are computed again."""
+    """Compile time of our step over K and T, each time from scratch; and memory with recomputation."""
     few = dict(dim=2, hidden=(16, 16), batch=256)
     rows = []
     for repetition in range(1 if quick else 3):
@@ -151,7 +151,7 @@ def compiling(workers: Workers, *, quick: bool) -> list[dict]:
 def _once(workers: Workers, size: dict, of: str, axis: str) -> list[dict]:
     return [
         dict(of=of, axis=axis, **row)
-        for row in take_turns(workers, [Contestant(JAX, "ours", "step", size)], Patience(0, 0, 0.0), of)
+        for row in take_turns(workers, [Task(JAX, "ours", "step", size)], Patience(0, 0, 0.0), of)
     ]
 
 
@@ -163,11 +163,11 @@ def machine(workers: Workers, *, quick: bool) -> list[dict]:
     cells = dict(blocks=4, steps=2) if quick else dict(blocks=4, steps=4)
     repeats = cells["blocks"] * cells["steps"]
     parts = ("products", "tanh") if quick else ("products", "products, batch at once", "products of the map", "tanh")
-    contestants = [
-        Contestant(JAX, "ours", "step", dict(**_MACHINE, **cells)),
-        *(Contestant(JAX, part, "products", dict(**_MACHINE, repeats=repeats)) for part in parts),
+    tasks = [
+        Task(JAX, "ours", "step", dict(**_MACHINE, **cells)),
+        *(Task(JAX, part, "products", dict(**_MACHINE, repeats=repeats)) for part in parts),
     ]
-    return take_turns(workers, contestants, QUICK if quick else Patience(3, 9, 8.0), "the machine")
+    return take_turns(workers, tasks, QUICK if quick else Patience(3, 9, 8.0), "the machine")
 
 
 EPOCH = 600
@@ -181,20 +181,20 @@ _VAES = {
         "PyTorch, Zuko NAF + context",
     ),
 }
-# Who is slow trains for fewer steps.
+# A slow peer trains for fewer steps.
 _STEPS = {"PyTorch, Zuko NAF + context": 10}
 
 
 def vae(workers: Workers, *, quick: bool) -> list[dict]:
-    """An epoch of the auto-encoder, 600 steps of 100 images, latent 40; some of it is run, and scaled."""
-    contestants = []
+    """An epoch of the auto-encoder, 600 steps of 100 images, latent 40; a part of it is run, and its time scaled."""
+    tasks = []
     for module in _VAES:
         for peer in _VAES[module]:
             steps = _STEPS.get(peer, 50 if quick else 300)
-            contestants.append(Contestant(module, peer, "epoch", dict(batch=100, steps=steps, images=100 * steps)))
+            tasks.append(Task(module, peer, "epoch", dict(batch=100, steps=steps, images=100 * steps)))
     if quick:
-        contestants = [one for one in contestants if one.peer in ("ours plain", "ours DDNF + context")]
-    rows = take_turns(workers, contestants, Patience(1, 3, 2.0) if quick else Patience(3, 4, 4.0), "auto-encoder")
+        tasks = [one for one in tasks if one.peer in ("ours plain", "ours DDNF + context")]
+    rows = take_turns(workers, tasks, Patience(1, 3, 2.0) if quick else Patience(3, 4, 4.0), "auto-encoder")
     return [_scaled(row, EPOCH / row["steps"]) for row in rows]
 
 

@@ -7,6 +7,7 @@ import jax.random as jr
 from jax.nn import softplus
 from jaxtyping import PRNGKeyArray
 
+from ddnf.flow.layer import safe_norm
 from ddnf.flows.parameters import UNIT, Parameters, ParametricBijection, condition_shape
 
 
@@ -40,12 +41,12 @@ class Radial(ParametricBijection):
 
     def transform_and_log_det(self, x: Any, condition: Any = None):
         centre, alpha, total = self._at(condition)
-        r = _norm(x - centre)
+        r = safe_norm(x - centre)
         return centre + (x - centre) * (r + total) / (r + alpha), self._log_det(r, alpha, total)
 
     def inverse_and_log_det(self, y: Any, condition: Any = None):
         centre, alpha, total = self._at(condition)
-        radius = _norm(y - centre)
+        radius = safe_norm(y - centre)
         p = total - radius
         root = jnp.sqrt(p**2 + 4 * radius * alpha)
         # Two forms of the same root, each used where it has no cancellation.
@@ -62,9 +63,3 @@ class Radial(ParametricBijection):
         across = jnp.log(r + total) - jnp.log(r + alpha)
         along = jnp.log(r**2 + 2 * alpha * r + alpha * total) - 2 * jnp.log(r + alpha)
         return (self.shape[0] - 1) * across + along
-
-
-def _norm(x):
-    # The gradient of a norm at zero is NaN; here it is zero.
-    square = x @ x
-    return jnp.where(square > 0, jnp.sqrt(jnp.where(square > 0, square, 1.0)), 0.0)
