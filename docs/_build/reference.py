@@ -16,6 +16,7 @@ TOPICS: dict[str, tuple[str, str, tuple[str, ...]]] = {
         (
             "DDNF",
             "MLPField",
+            "GatedField",
             "Path",
             "euler",
             "midpoint",
