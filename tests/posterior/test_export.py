@@ -83,6 +83,7 @@ def test_without_its_target():
 def test_next_version_of_arviz(monkeypatch):
     """ArviZ 1 has no InferenceData, and takes the groups as one dictionary."""
     arviz = ModuleType("arviz")
+    monkeypatch.setattr(arviz, "__version__", "1.3.0", raising=False)
     monkeypatch.setattr(arviz, "from_dict", lambda groups, attrs: (groups, attrs), raising=False)
     monkeypatch.setitem(sys.modules, "arviz", arviz)
     groups, attributes = to_arviz(posterior(), jr.key(0), 30)

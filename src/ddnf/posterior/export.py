@@ -56,6 +56,7 @@ def _from_groups(groups, attributes):
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", r"\s*ArviZ is undergoing a major refactor", FutureWarning)
         arviz = require("arviz", "arviz")
-    if hasattr(arviz, "InferenceData"):
+    # Not by `hasattr(arviz, "InferenceData")`, which warns in ArviZ 1.
+    if int(arviz.__version__.split(".")[0]) < 1:
         return arviz.from_dict(**groups, attrs=dict(attributes), posterior_attrs=attributes)
     return arviz.from_dict(groups, attrs={"/": attributes, "posterior": attributes})
