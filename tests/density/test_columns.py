@@ -71,6 +71,7 @@ def test_ways_to_say_it():
     assert columns_from("positive", 2) == (positive, positive)
     assert columns_from(["positive", "real"], 2) == (positive, real)
     assert columns_from({1: "positive"}, 2) == (real, positive)
+    assert columns_from({"b": "positive"}, 2, ["a", "b", "given"]) == (real, positive)
     assert columns_from((0, None), 2) == (positive, positive)  # integers are fine as ends
     assert columns_from((-np.inf, np.inf), 1) == (real,)
     assert columns_from([(0, 2), (None, 1)], 2) == (Column(0.0, 2.0), Column(None, 1.0))
@@ -128,3 +129,8 @@ def test_bad_supports(support, message):
     with pytest.raises(ValueError, match=message) as error:
         columns_from(support, 2)
     assert "\n" not in str(error.value)
+
+
+def test_names_that_are_not_there():
+    with pytest.raises(ValueError, match="or names of a, b in support; got 'given'"):
+        columns_from({"given": "positive"}, 2, ["a", "b", "given"])

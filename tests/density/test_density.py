@@ -282,7 +282,7 @@ def test_likelihood_of_the_held_out_rows():
     assert_allclose(density.log_likelihood, -density.values.min() - constant, rtol=1e-9)  # one chunk: no choice
     assert 0.5 < density.log_likelihood_error * np.sqrt(20) / np.std(density.log_prob(ROWS)) < 2
     text = str(density)
-    assert text.count("\n") == 1
+    assert text.count("\n") == 2
     assert f"{density.log_likelihood:.6g} +- {density.log_likelihood_error:.2g} on 20 held-out rows" in text
     assert "width: (-inf, inf), height: (-inf, inf)" in text and "40 rows" in text
 

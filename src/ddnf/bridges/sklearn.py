@@ -20,13 +20,13 @@ class DDNFDensity(base.DensityMixin, base.BaseEstimator):
     """A density fitted by maximum likelihood, as a scikit-learn estimator; see `ddnf.fit_density`.
 
     Args:
-        blocks: velocity fields of the flow, K.
-        flow_steps: steps of each field, T.
+        blocks: velocity fields of the flow, K; None for the default.
+        flow_steps: steps of each field, T; None for the default.
         hidden: widths of the fields' hidden layers; None for a default by the number of columns.
         activation: of the fields.
         support: support of the columns: "real", "positive", "unit", "integer", "count" or (low, high); one for all, a
-            list, or a dict from column numbers.
-        steps: largest number of training steps.
+            list, or a dict from column numbers or names.
+        steps: largest number of training steps; None for 2,000 to 5,000, by the number of rows.
         batch: rows per training step.
         learning_rate: peak learning rate of Adam.
         validation: rows to hold out for early stopping: a share, or a number of rows.
@@ -54,12 +54,12 @@ class DDNFDensity(base.DensityMixin, base.BaseEstimator):
     # No annotations: scikit-learn wants settings to be checked by `fit`, not here.
     def __init__(
         self,
-        blocks=8,
-        flow_steps=2,
+        blocks=None,
+        flow_steps=None,
         hidden=None,
         activation="softplus",
         support=None,
-        steps=5000,
+        steps=None,
         batch=256,
         learning_rate=5e-3,
         validation=0.1,
@@ -99,6 +99,7 @@ class DDNFDensity(base.DensityMixin, base.BaseEstimator):
                 hidden=self.hidden,
                 activation=self.activation,
             ),
+            adaptive=True,
             support=self.support,
             validation=self.validation,
             steps=self._training_steps(),

@@ -20,7 +20,7 @@ def fit(
     columns: str | None = None,
     condition: str | None = None,
     support: str | None = None,
-    steps: int = 5000,
+    steps: int | None = None,
     batch: int = 256,
     learning_rate: float = 5e-3,
     validation: float = 0.1,
@@ -41,7 +41,7 @@ def fit(
         support: the values that columns can take, such as price=positive,age=count,share=0:1; or one for all, such as
             positive; or JSON, such as '{"price": "positive", "share": [0, 1]}'. One of real, positive, unit, integer,
             count, or low:high.
-        steps: maximum number of training steps.
+        steps: maximum number of training steps; by default 2,000 to 5,000, by the number of rows.
         batch: rows per step.
         learning_rate: peak learning rate of Adam.
         validation: share of the rows to hold out, or their number.

@@ -47,7 +47,9 @@ def view(
     fitted = load(model)
     flow, labels, values = _flow_to_show(fitted, condition)
     dims = None if columns is None else [_find_label(word, labels) for word in split_words(columns)]
-    write_atomic(output, page({model.stem: frames(flow, values, labels=labels, dims=dims)}, model.stem))
+    base = fitted.base if isinstance(fitted, Density) else None
+    shown = frames(flow, values, base=base, labels=labels, dims=dims)
+    write_atomic(output, page({model.stem: shown}, model.stem))
     print(f"page            {output}")
     has_display = sys.platform in ("darwin", "win32") or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
     if not no_open and has_display:

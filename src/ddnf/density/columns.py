@@ -31,12 +31,17 @@ NAMED = {
 }
 
 
-def columns_from(support: Spec | Sequence[Spec] | Mapping[int, Spec] | None, dim: int) -> tuple[Column, ...]:
+Support = Spec | Sequence[Spec] | Mapping[int, Spec] | Mapping[str, Spec] | None
+
+
+def columns_from(support: Support, dim: int, names: Sequence[str] | None = None) -> tuple[Column, ...]:
     """One `Column` for each of `dim` columns.
 
     Args:
         support: None (all real); one of "real", "positive", "unit", "integer", "count" or an interval (low, high), with
-            None for no end, for all columns; a list of them, one for each column; or a dict from column numbers.
+            None for no end, for all columns; a list of them, one for each column; or a dict from column
+            numbers or names.
+        names: of the columns.
 
     Example:
         >>> columns_from({1: "positive"}, 2)[1]
@@ -47,13 +52,20 @@ def columns_from(support: Spec | Sequence[Spec] | Mapping[int, Spec] | None, dim
     if support is None or isinstance(support, str) or _is_interval(support):
         return (_column("real" if support is None else support),) * dim
     if isinstance(support, Mapping):
-        for number in support:
-            if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < dim:
-                raise ValueError(f"Expected column numbers from 0 to {dim - 1} in support; got {number!r}.")
-        return tuple(_column(support.get(number, "real")) for number in range(dim))
+        known = {_number(key, dim, names): spec for key, spec in support.items()}
+        return tuple(_column(known.get(number, "real")) for number in range(dim))
     if not isinstance(support, Sequence) or len(support) != dim:
         raise ValueError(f"Expected a support for each of {dim} columns; got {support!r}.")
     return tuple(_column(spec) for spec in support)
+
+
+def _number(key, dim: int, names: Sequence[str] | None) -> int:
+    if isinstance(key, str) and names is not None and key in names[:dim]:
+        return list(names).index(key)
+    if isinstance(key, bool) or not isinstance(key, int) or not 0 <= key < dim:
+        known = "" if names is None else f" or names of {', '.join(names[:dim])}"
+        raise ValueError(f"Expected column numbers from 0 to {dim - 1}{known} in support; got {key!r}.")
+    return key
 
 
 def outside(columns: Sequence[Column], x: Float[np.ndarray, "n dim"]) -> str | None:

@@ -2,25 +2,26 @@
 
 import dataclasses
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from os import PathLike
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 from flowjax.bijections import AbstractBijection, Invert
-from jaxtyping import PRNGKeyArray
+from jaxtyping import Array, PRNGKeyArray
 
 from ddnf.density import holdout, likelihood
 from ddnf.density import rows as rows_of
-from ddnf.density.columns import Spec, columns_from, to_real
+from ddnf.density.columns import Column, Support, columns_from, to_real
 from ddnf.density.issues import find_issues
 from ddnf.density.result import Density
+from ddnf.density.start import Start, start
 from ddnf.flow.bijection import DDNF
 from ddnf.flow.folds import folded_share, reverse
-from ddnf.flow.parts import as_exact
+from ddnf.flow.parts import as_exact, ddnf_parts
 from ddnf.flow.random import generator
 from ddnf.system.checks import check_count, check_key
 from ddnf.training import loop as train
@@ -35,10 +36,12 @@ def fit_density(
     condition: Any = None,
     *,
     flow: AbstractBijection | None = None,
-    support: Spec | Sequence[Spec] | Mapping[int, Spec] | None = None,
+    adaptive: bool | None = None,
+    components: int | None = None,
+    support: Support = None,
     names: Sequence[str] | None = None,
     validation: float | Any = 0.1,
-    steps: int = 5000,
+    steps: int | None = None,
     batch: int = 256,
     learning_rate: float = 5e-3,
     patience: int = 10,
@@ -47,9 +50,12 @@ def fit_density(
 ) -> Density:
     """Fits a flow to the rows of a table by maximum likelihood, and stops when held-out rows get no likelier.
 
-    Bounded columns are mapped to unbounded space (logarithm or logit), integers get uniform noise in each step; then
-    rows are standardized by their mean and covariance. The flow is trained in the direction from the data to the
-    normal, which needs no inverse; `sample` inverts it exactly.
+    Bounded columns are mapped to unbounded space (logarithm or logit), integers get uniform noise in each step. Then
+    each column goes through a monotone spline, rows are whitened, and a flow takes them to a mixture of Gaussians.
+    Splines start from quantiles and the mixture from expectation maximization; all is trained together. What is
+    returned is the best on held-out rows, the start included: it is no worse there than a Gaussian or the mixture.
+    The flow is trained in the direction from the data to the base, which needs no inverse; `sample` inverts it
+    exactly. A `flow` of your own is fitted to rows that are whitened only.
 
     Tied values, columns that are exact linear functions of others and extreme values make likelihoods meaningless or
     unstable. Each is found per column, warned about, and listed in `issues` of the result.
@@ -59,12 +65,15 @@ def fit_density(
         x: rows, an array (n, dim) of numbers.
         condition: what the density is conditioned on, (n, condition_dim).
         flow: a bijection from a standard normal to standardized rows, with the condition's `cond_shape`.
+        adaptive: whether columns go through trained splines first, and the flow starts from a mixture of Gaussians;
+            None: with the default flow only.
+        components: number of Gaussians in the mixture; None to choose it by held-out rows (1 with a condition).
         support: support of the columns: "real", "positive", "unit", "integer", "count" or (low, high); one for all, a
-            list, or a dict from column numbers.
+            list, or a dict from column numbers or names.
         names: of the columns and then of the conditions, for messages and for the result.
         validation: rows to hold out for early stopping and for the reported likelihood: a share (of at most 20,000
             rows), or a number of rows.
-        steps: largest number of training steps.
+        steps: largest number of training steps; None for 2,000 to 5,000, by the number of rows.
         batch: rows per step.
         learning_rate: peak learning rate of Adam.
         patience: stop after so many validations without improvement; there is one every 100 steps or more.
@@ -81,76 +90,126 @@ def fit_density(
         -inf
     """
     check_key(key)
-    check_count(steps=steps, batch=batch, patience=patience)
+    check_count(steps=steps, batch=batch, patience=patience, components=components)
     rows_of.check_rate(learning_rate)
     rows = rows_of.finite_rows(x, "x")
-    columns = columns_from(support, rows.shape[1])
-    rows_of.check_rows(rows, columns)
     given = None if condition is None else rows_of.conditions(condition, len(rows))
     given_dim = None if given is None else given.shape[1]
     names = rows_of.check_names(names, rows.shape[1] + (given_dim or 0))
+    columns = columns_from(support, rows.shape[1], names)
+    rows_of.check_rows(rows, columns)
     held = holdout.held_out_count(validation, len(rows))
+    adaptive = flow is None if adaptive is None else adaptive
+    steps = int(np.clip(len(rows) // 13, 2000, 5000)) if steps is None else steps
     flow_key, fit_key = jr.split(key)
     flow = default_flow(flow_key, rows.shape[1], given_dim) if flow is None else flow
     _check_flow(flow, rows.shape[1], given_dim)
     issues = find_issues(rows, columns, names)
     _warn(issues)
 
-    order = generator(key).permutation(len(rows))
-    noise = generator(jr.fold_in(key, 1)).uniform(size=rows.shape) * [column.integer for column in columns]
-    mean, scale = likelihood.moments(to_real(columns, rows + noise)[0][order[held:]])
-    spread = (None, None) if given is None else (given.mean(axis=0), np.maximum(given.std(axis=0), 1e-12))
-    loss = likelihood.NegativeLogLikelihood(columns, jnp.asarray(mean), jnp.asarray(scale))
-    data = loss.prepare(rows, given, spread)
-
-    def pick(chosen):
-        return jax.tree.map(lambda a: a[chosen], data)
-
+    problem = _problem(key, rows, given, columns, held, adaptive=adaptive)
+    begin = Start(likelihood.Model(flow), np.empty((0, held)))
+    if adaptive:
+        # The mixture does not depend on the condition: several components would be those of the marginal density.
+        components = 1 if components is None and given is not None else components
+        tables = problem.standard, np.asarray(problem.u, float)
+        begin = start(generator(jr.fold_in(key, 2)), flow, *tables, components=components)
     result = train.fit(
         fit_key,
-        flow,
-        loss,
+        begin.model,
+        problem.loss,
         steps=steps,
         optimizer=train.adam(learning_rate, steps),
-        data=pick(order[held:]),
+        data=problem.training,
         batch=batch,
-        validate=loss.validate,
-        held_out=pick(order[:held]),
+        validate=problem.loss.validate,
+        held_out=problem.held_out,
         chunk=max(100, min(1000, (len(rows) - held) // batch)),
         patience=patience,
+        average=0.995 if adaptive else None,
         checkpoint=checkpoint,
         progress=progress,
         description="density",
     )
-    course = result.losses, result.values[:, 0], result.seconds
-    fitted = Density(as_exact(result.parameters), columns, mean, scale, *spread, np.nan, np.nan, *course, names)
-    fitted = _judged(fitted, rows, given, order, held, result.values[:, 1:])
-    few = pick(order[: min(held, _FOLD_ROWS)])
-    u, _ = loss.standardize(few[0], likelihood.even_noise(columns, len(few[0])))
-    found = _issues_of_fit(fitted.log_likelihood, folded_share(reverse(fitted.flow), u, few[1]))
+    fitted = dataclasses.replace(_chosen(problem, begin, result, adaptive=adaptive), names=names)
+    found = _issues_of_fit(fitted.log_likelihood, _folded(fitted.flow, problem))
     _warn(found)
     return dataclasses.replace(fitted, issues=issues + found)
 
 
-def _judged(density: Density, rows, given, order, held: int, parts) -> Density:
-    """The same density with its likelihoods: held-out rows by cross-fitting, and some of the training rows."""
+class _Problem(NamedTuple):
+    """A table split in rows that train and held-out rows, in all the forms that a fit needs."""
 
-    def log_probs(chosen):
-        return np.asarray(density.log_prob(rows[chosen], None if given is None else given[chosen]), float)
+    columns: tuple[Column, ...]
+    moments: tuple[Any, ...]
+    loss: likelihood.NegativeLogLikelihood
+    rows: tuple  # some of the training rows, and the held-out rows, each with conditions, as they came
+    training: tuple
+    held_out: tuple
+    standard: np.ndarray  # standardized training rows
+    u: Array  # standardized held-out rows
+    log_det: Any
 
-    held_out, training = log_probs(order[:held]), log_probs(order[held:][:_MOST_JUDGED])
+
+def _problem(key, rows, given, columns, held, *, adaptive) -> _Problem:
+    order = generator(key).permutation(len(rows))
+    noise = generator(jr.fold_in(key, 1)).uniform(size=rows.shape) * [column.integer for column in columns]
+    real = to_real(columns, rows + noise)[0][order[held:]]
+    mean, scale = (likelihood.robust_moments if adaptive else likelihood.moments)(real)
+    spread = (None, None) if given is None else (given.mean(axis=0), np.maximum(given.std(axis=0), 1e-12))
+    loss = likelihood.NegativeLogLikelihood(columns, jnp.asarray(mean), jnp.asarray(scale))
+    data = loss.prepare(rows, given, spread)
+    training, held_out = _picked(data, order[held:]), _picked(data, order[:held])
+    judged = _picked((rows, given), order[held:][:_MOST_JUDGED]), _picked((rows, given), order[:held])
+    u, log_det = loss.standardize(held_out[0], likelihood.even_noise(columns, held))
+    standard = np.asarray(likelihood.standardize(mean, scale, real))
+    return _Problem(columns, (mean, scale, *spread), loss, judged, training, held_out, standard, u, log_det)
+
+
+def _picked(tables, chosen):
+    return jax.tree.map(lambda a: a[chosen], tables)
+
+
+def _chosen(problem: _Problem, begin: Start, result: train.Fit, *, adaptive) -> Density:
+    """The best model on held-out rows, that before training included, with its likelihoods."""
+    initial = -(likelihood.log_probs(begin.model, problem.u, problem.held_out[1]) + problem.log_det)
+    is_better = not adaptive or np.min(result.values[:, 0], initial=np.inf) < float(jnp.mean(initial))
+    model = as_exact(result.parameters if is_better else begin.model)
+    density = Density(
+        model.flow,
+        problem.columns,
+        *problem.moments,
+        log_likelihood=np.nan,
+        train_log_likelihood=np.nan,
+        losses=result.losses,
+        values=result.values[:, 0],
+        seconds=result.seconds,
+        base=model.base,
+        is_trained=bool(is_better),
+    )
+    training, held_out = (np.asarray(density.log_prob(*rows), float) for rows in problem.rows)
+    count = len(held_out)
     with np.errstate(invalid="ignore"):  # infinite values have no standard error
-        error = float(held_out.std(ddof=1) / np.sqrt(held)) if held > 1 else float("nan")
-    sizes = np.bincount(holdout.part_numbers(held)).astype(float)
-    optimism = holdout.optimism(np.asarray(parts, float), sizes)
+        error = float(held_out.std(ddof=1) / np.sqrt(count)) if count > 1 else float("nan")
+    before = [-(begin.log_prob + np.asarray(problem.log_det)), np.asarray(initial, float)[None]] if adaptive else []
+    tried = [*map(holdout.part_means, before), result.values[:, 1:]]
+    optimism = holdout.optimism(np.concatenate(tried), np.bincount(holdout.part_numbers(count)).astype(float))
     return dataclasses.replace(
         density,
         log_likelihood=float(held_out.mean()) - (0.0 if np.isnan(optimism) else optimism),
         log_likelihood_error=error,
         train_log_likelihood=float(training.mean()),
-        train_rows=len(order) - held,
-        held_out_rows=held,
+        train_rows=len(problem.standard),
+        held_out_rows=count,
     )
+
+
+def _folded(flow, problem: _Problem) -> float:
+    """The share of folds on held-out rows; flows with bounded weights cannot fold and need no check."""
+    if all(part.lipschitz is not None for part in ddnf_parts(flow)):
+        return 0.0
+    given = problem.held_out[1]
+    return folded_share(reverse(flow), problem.u[:_FOLD_ROWS], None if given is None else given[:_FOLD_ROWS])
 
 
 def default_flow(
@@ -158,15 +217,18 @@ def default_flow(
     dim: int,
     condition_dim: int | None = None,
     *,
-    blocks: int = 8,
-    steps: int = 2,
+    blocks: int | None = None,
+    steps: int | None = None,
     hidden: Sequence[int] | None = None,
     activation: str = "softplus",
 ) -> AbstractBijection:
-    """The flow that `fit_density` uses by default: trained from the data to the normal, hence inverted.
+    """The flow that `fit_density` uses by default: trained from the data to the base, hence inverted.
 
-    Its weights are bounded, so that it cannot fold: without bounds it may, in long training.
+    Its weights are bounded, so that it cannot fold: without bounds it may, in long training. With a condition it is
+    larger: then it has all the work to do, and otherwise only what splines and mixture leave.
     """
+    blocks = (4 if condition_dim is None else 8) if blocks is None else blocks
+    steps = (1 if condition_dim is None else 2) if steps is None else steps
     if hidden is None:
         hidden = (64, 64) if dim <= 3 else (64, 8, 64)
     if isinstance(hidden, str) or not isinstance(hidden, Sequence):

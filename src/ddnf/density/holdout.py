@@ -32,6 +32,13 @@ def part_numbers(count: int) -> Int[np.ndarray, " count"]:
     return np.arange(count) % min(PARTS, count)
 
 
+def part_means(losses: Any) -> Any:
+    """Mean losses of the parts of the held-out rows, over the last axis."""
+    part = part_numbers(losses.shape[-1])
+    member = np.eye(part.max() + 1)[part]
+    return losses @ (member / member.sum(axis=0))
+
+
 def optimism(values: Float[np.ndarray, "choices parts"], sizes: Float[np.ndarray, " parts"]) -> float:
     """How much better the best choice looks on the held-out rows because these rows made the choice.
 

@@ -102,6 +102,6 @@ def _outliers(real, values, label: str, column: Column) -> str | None:
     use_log = column == Column() and (values > 0).all()
     return (
         f"{label} has {far} values more than {OUTLIER} interquartile ranges from the median, the farthest is "
-        f"{values[worst]:.6g}: they dominate the fit. Clip or drop them"
+        f"{values[worst]:.6g}: they can dominate the fit. Clip or drop them"
         + (", or use support='positive' for this column." if use_log else ".")
     )

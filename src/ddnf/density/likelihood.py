@@ -5,16 +5,27 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
+from flowjax.bijections import AbstractBijection
+from jax.core import Tracer
 from jaxtyping import Array
 
 from ddnf.density.columns import Column, to_real
-from ddnf.density.holdout import part_numbers
+from ddnf.density.holdout import part_means
+from ddnf.density.mixture import Mixture
 from ddnf.flow import batch
 from ddnf.flow.random import normal_log_prob, normals
 from ddnf.training import loop as train
 
 # Above so many dimensions, covariances are diagonal.
 LARGEST_FULL = 128
+_CHUNK = 512
+
+
+class Model(eqx.Module):
+    """What is trained: a flow, and the mixture that it starts from; None for a standard normal."""
+
+    flow: AbstractBijection
+    base: Mixture | None = None
 
 
 class NegativeLogLikelihood(eqx.Module):
@@ -32,20 +43,18 @@ class NegativeLogLikelihood(eqx.Module):
         condition = None if condition is None else jnp.asarray((condition - spread[0]) / spread[1], dtype)
         return jnp.asarray(rows, dtype), condition
 
-    def __call__(self, flow, draw: train.Draw):
+    def __call__(self, model: Model, draw: train.Draw):
         rows, condition = draw.rows
         noise = jr.uniform(draw.key, rows.shape, rows.dtype) if self._has_integers else None
         rows, log_det = self.standardize(rows, noise)
-        return -jnp.mean(log_prob(flow, rows, condition) + log_det)
+        return -jnp.mean(log_prob(model, rows, condition) + log_det)
 
-    def validate(self, flow, data):
+    def validate(self, model: Model, data):
         """The mean over all held-out rows, which picks the parameters, and then the mean over each part of them."""
         rows, condition = data
         rows, log_det = self.standardize(rows, even_noise(self.columns, len(rows)))
-        losses = -(log_prob(flow, rows, condition) + log_det)
-        part = part_numbers(len(rows))
-        means = jnp.stack([jnp.mean(losses[part == number]) for number in range(part.max() + 1)])
-        return jnp.concatenate([jnp.mean(losses)[None], means])
+        losses = -(log_prob(model, rows, condition) + log_det)
+        return jnp.concatenate([jnp.mean(losses)[None], part_means(losses)])
 
     def standardize(self, rows, noise):
         """Prepared rows in standardized space, integers with noise; and the log-determinant of what was left to do."""
@@ -69,6 +78,14 @@ def standardize(mean, scale, real):
     return jax.scipy.linalg.solve_triangular(jnp.asarray(scale, real.dtype), (real - mean).T, lower=True).T
 
 
+def robust_moments(real):
+    """Median and scale of each column, from its quartiles where they are apart; the scale as a diagonal matrix."""
+    low, median, high = np.quantile(real, [0.25, 0.5, 0.75], axis=0)
+    clipped = np.clip(real, *np.quantile(real, [0.01, 0.99], axis=0)).std(axis=0)
+    scale = np.maximum((high - low) / 1.349, 0.1 * clipped)
+    return median, np.diag(np.where(scale > 0, scale, real.std(axis=0)))
+
+
 def moments(real):
     """Mean and Cholesky factor of the covariance, shrunk towards its diagonal where rows are few."""
     n, dim = real.shape
@@ -85,15 +102,31 @@ def even_noise(columns, count):
     return ((np.arange(1, count + 1)[:, None] * steps + 0.5) % 1.0) * np.array([c.integer for c in columns])
 
 
+def log_probs(model: Model, u, condition):
+    """The log density of standardized rows u, in chunks of one size: one program serves any number of rows."""
+    if isinstance(u, Tracer) or not len(u):
+        return log_prob(model, u, condition)
+    parts = []
+    for first in range(0, len(u), _CHUNK):
+        given = None if condition is None else _padded(condition[first : first + _CHUNK])
+        parts.append(log_prob(model, _padded(u[first : first + _CHUNK]), given))
+    return jnp.concatenate(parts)[: len(u)]
+
+
+def _padded(rows):
+    return jnp.pad(rows, ((0, _CHUNK - len(rows)), (0, 0)), mode="edge")
+
+
 @eqx.filter_jit
-def log_prob(flow, u, condition):
-    """The log density of rows u under a flow from a standard normal; -inf where the inverse failed."""
-    z, log_det = batch.inverse_and_log_det(flow, u, condition)
-    value = normal_log_prob(z) + log_det
+def log_prob(model: Model, u, condition):
+    """The log density of standardized rows u; -inf where the inverse failed."""
+    z, log_det = batch.inverse_and_log_det(model.flow, u, condition)
+    value = (normal_log_prob(z) if model.base is None else model.base.log_prob(z)) + log_det
     return jnp.where(jnp.isnan(value), -jnp.inf, value)
 
 
 @eqx.filter_jit
-def sample(flow, key, n, condition):
-    """n draws of a flow from a standard normal, one for each condition."""
-    return batch.transform_and_log_det(flow, normals(key, n, flow.shape), condition)[0]
+def sample(model: Model, key, n, condition):
+    """n standardized rows, one for each condition."""
+    z = normals(key, n, model.flow.shape) if model.base is None else model.base.sample(key, n)
+    return batch.transform_and_log_det(model.flow, z, condition)[0]

@@ -15,6 +15,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from ddnf.density import likelihood
 from ddnf.density import rows as rows_of
 from ddnf.density.columns import Column, from_real, inside, to_real
+from ddnf.density.mixture import Mixture
 from ddnf.system.checks import check_count, check_key
 
 # Points in [0, 1) at which the density of an integer's interval is averaged.
@@ -26,7 +27,7 @@ class Density:
     """A fitted density p(x), or p(x | condition).
 
     Attributes:
-        flow: the bijection from a standard normal to standardized rows.
+        flow: the bijection from the base to standardized rows.
         columns: the support of each column.
         mean, scale: of the rows in unbounded space; `scale` is a triangular matrix.
         condition_mean, condition_scale: of the conditions; None without.
@@ -39,6 +40,8 @@ class Density:
         issues: what is wrong with the table or the fit, each with what to do; empty if nothing was found.
         log_likelihood_error: standard error of `log_likelihood`.
         train_rows, held_out_rows: number of rows of each.
+        base: the mixture of Gaussians that the flow starts from; None for a standard normal.
+        is_trained: False if training did not make held-out rows likelier: then this is the mixture before training.
     """
 
     flow: AbstractBijection
@@ -57,6 +60,8 @@ class Density:
     log_likelihood_error: float = float("nan")
     train_rows: int = 0
     held_out_rows: int = 0
+    base: Mixture | None = None
+    is_trained: bool = True
 
     def __repr__(self) -> str:
         names = self.names or [str(i) for i in range(self.dim + (self.condition_dim or 0))]
@@ -64,11 +69,18 @@ class Density:
         shown += ["..."] * (self.dim > 8)
         given = "" if self.condition_dim is None else f" given {', '.join(names[self.dim :][:8])}"
         lines = [
-            f"Density of {self.dim} columns ({', '.join(shown)}){given}, fitted to {self.train_rows} rows",
+            f"Density of {self.dim} columns ({', '.join(shown)}){given}",
+            f"  {self._kind()}, fitted to {self.train_rows} rows",
             f"  log-likelihood {self.describe_likelihood()}",
             *(f"  issue: {issue}" for issue in self.issues),
         ]
         return "\n".join(lines)
+
+    def _kind(self) -> str:
+        if self.base is None:
+            return "a flow"
+        base = f"a mixture of {len(self.base.logits)} Gaussians" if len(self.base.logits) > 1 else "a Gaussian"
+        return f"a flow from {base}" if self.is_trained else f"{base}, which no flow improved on held-out rows"
 
     def describe_likelihood(self) -> str:
         """The held-out log-likelihood with its standard error and number of rows, and that of the training rows."""
@@ -111,7 +123,7 @@ class Density:
             n = 1000 if condition is None or np.ndim(condition) < 2 else len(condition)
         check_key(key)
         check_count(n=n)
-        u = likelihood.sample(self.flow, key, n, self._conditions(condition, (n,)))
+        u = likelihood.sample(likelihood.Model(self.flow, self.base), key, n, self._conditions(condition, (n,)))
         # On the host and in double precision: far from the origin single precision has wide steps.
         return from_real(self.columns, self.mean + np.asarray(u, float) @ self.scale.T)
 
@@ -129,7 +141,8 @@ class Density:
         real, log_det = to_real(self.columns, x)
         u = jnp.asarray(likelihood.standardize(self.mean, self.scale, real), jnp.result_type(float))
         log_det = jnp.asarray(log_det - np.sum(np.log(np.diag(self.scale))), u.dtype)
-        return jnp.where(jnp.asarray(is_inside), likelihood.log_prob(self.flow, u, condition) + log_det, -jnp.inf)
+        model = likelihood.Model(self.flow, self.base)
+        return jnp.where(jnp.asarray(is_inside), likelihood.log_probs(model, u, condition) + log_det, -jnp.inf)
 
     def _conditions(self, condition, shape):
         """Standardized conditions, one for each row."""

@@ -9,6 +9,7 @@ import numpy as np
 from flowjax.bijections import AbstractBijection
 
 from ddnf.density.columns import Column
+from ddnf.density.mixture import Mixture
 from ddnf.density.result import Density
 from ddnf.posterior.log import Log, Row
 from ddnf.posterior.result import Posterior
@@ -21,7 +22,7 @@ from ddnf.storage.file import pack, read, unpack, write
 _POSTERIOR = ("elbo", "elbo_error", "log_evidence", "khat", "ess")
 _DENSITY = ("log_likelihood", "train_log_likelihood")
 # Older files lack these.
-_DENSITY_LATER = {"log_likelihood_error": float("nan"), "train_rows": 0, "held_out_rows": 0}
+_DENSITY_LATER = {"log_likelihood_error": float("nan"), "train_rows": 0, "held_out_rows": 0, "is_trained": True}
 _DENSITY_ARRAYS = ("mean", "scale", "condition_mean", "condition_scale", "losses", "values", "seconds")
 
 
@@ -50,6 +51,9 @@ def save(path: str | PathLike, model: Posterior | Density, *, overwrite: bool = 
     figures = {name: getattr(model, name) for name in (*_DENSITY, *_DENSITY_LATER)}
     header |= dict(figures=figures, columns=[list(column) for column in model.columns], names=model.names)
     held = {name: array for name in _DENSITY_ARRAYS if (array := getattr(model, name)) is not None}
+    if model.base is not None:
+        header |= dict(components=len(model.base.logits))
+        held |= {f"base{name}": array for name, array in pack(model.base).items()}
     write(path, "density", header, arrays | held, overwrite=overwrite)
 
 
@@ -115,9 +119,20 @@ def _density(flow, header, arrays, issues) -> Density:
     held |= {name: arrays.get(name) for name in _DENSITY_ARRAYS}
     columns = tuple(Column(low, high, integer) for low, high, integer in header["columns"])
     names = None if header["names"] is None else tuple(header["names"])
-    density = Density(flow, columns, names=names, issues=issues, **held)
+    base = _base(header.get("components"), flow.shape[0], arrays)
+    density = Density(flow, columns, names=names, issues=issues, base=base, **held)
     check_density(density)
     return density
+
+
+def _base(components: Any, dim: int, arrays: dict[str, np.ndarray]) -> Mixture | None:
+    if components is None:
+        return None
+    held = {name[4:]: array for name, array in arrays.items() if name.startswith("base")}
+    if type(components) is not int or not 1 <= components * dim**2 <= sum(array.size for array in held.values()):
+        raise ValueError(f"Expected the number of Gaussians of a mixture; got {components!r}.")
+    check_finite(held.values())
+    return unpack(Mixture.template(components, dim), held)
 
 
 _READERS = {"posterior": _posterior, "density": _density}

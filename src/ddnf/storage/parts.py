@@ -18,6 +18,7 @@ import paramax
 from flowjax import bijections as fj
 from flowjax.bijections.block_autoregressive_network import _LeakyTanh
 
+from ddnf.density.splines import ColumnSplines
 from ddnf.flow.bijection import DDNF
 from ddnf.flow.field import MLPField
 from ddnf.flow.log_det import Divergence, Exact, LogDet, PrintedTaylor, Taylor, Unbiased
@@ -332,6 +333,15 @@ KINDS = {
         fj.TriangularAffine,
         {"dim": DIM, "lower": Setting(bool, attrgetter("lower")), "frozen": FROZEN},
         lambda dim, lower: fj.TriangularAffine(0, jnp.eye(dim), lower=lower),
+    ),
+    "ColumnSplines": Kind(
+        ColumnSplines,
+        {
+            "dim": DIM,
+            "bins": Setting(int, lambda part: part.log_widths.shape[1]),
+            "heavy": Setting(list[bool], attrgetter("heavy"), tuple),
+        },
+        ColumnSplines,
     ),
     "Permute": Kind(
         fj.Permute, {"shape": SHAPE}, lambda shape: fj.Permute(jnp.arange(math.prod(shape)).reshape(shape))

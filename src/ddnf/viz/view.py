@@ -32,6 +32,7 @@ def frames(
     flow: AbstractBijection,
     condition: Any = None,
     *,
+    base: Any = None,
     key: PRNGKeyArray | None = None,
     labels: Sequence[str] | None = None,
     dims: Sequence[int] | None = None,
@@ -50,8 +51,10 @@ def frames(
     is.
 
     Args:
-        flow: a `DDNF`, its inverse, or a chain with them, from a standard normal to the target.
+        flow: a `DDNF`, its inverse, or a chain with them, from the base to the target.
         condition: what the flow is conditioned on, of its `cond_shape`.
+        base: the distribution that the flow starts from, with `sample(key, n)` and `log_prob(rows)`; None for a
+            standard normal.
         key: random key of the particles; None for a fixed one.
         labels: names of all coordinates.
         dims: which coordinates to show, two at least; None for the first six.
@@ -74,7 +77,10 @@ def frames(
     labels = [f"z[{i}]" for i in range(dim)] if labels is None else [*labels]
     if count < 2 or particles < 2 or len(labels) != dim:
         raise ValueError(f"Expected 2 frames, 2 particles, {dim} labels; got {count}, {particles}, {len(labels)}.")
-    draws = np.asarray(jr.normal(jr.key(0) if key is None else key, (particles, max(dim, 2))))
+    key = jr.key(0) if key is None else key
+    draws = np.array(jr.normal(key, (particles, max(dim, 2))))
+    if base is not None:
+        draws[:, :dim] = base.sample(key, particles)
     # Coarser where there are many pairs.
     grid, kept = (_grid(13, 401), 57) if dim <= 2 else (_grid(9, 121), 21)
     pairs = list(combinations(range(2 if dim == 1 else len(shown)), 2))
@@ -95,7 +101,7 @@ def frames(
             f"{i},{j}": _grid_frames(way.reshape(count, *grid.shape[:2], -1), low, high, pair=[i, j], kept=kept)
             for way, (i, j) in zip(carried, pairs, strict=False)
         },
-        density=_density(carried[-1], low, high) if dim <= 2 else None,
+        density=_density(carried[-1], low, high, _mass(base, dim)) if dim <= 2 else None,
     )
 
 
@@ -276,10 +282,19 @@ def _packed(moved, low, high) -> str:
     return _base64(np.where(np.isfinite(moved).all(axis=-1, keepdims=True), numbers, 0).astype("<u2"))
 
 
-def _density(moved, low, high) -> dict[str, Any]:
-    """Images of the Gaussian's mass, carried by the lattice."""
+def _mass(base, dim: int) -> Float[np.ndarray, "m m"]:
+    """The mass of the base in each cell of the lattice."""
     share = np.diff(ndtr(_AXIS))
-    mass = np.outer(share, share)
+    if base is None:
+        return np.outer(share, share)
+    centres, sizes = (_AXIS[1:] + _AXIS[:-1]) / 2, np.diff(_AXIS)
+    points = np.stack(np.meshgrid(centres, centres), axis=-1)[..., :dim].reshape(-1, dim)
+    density = np.exp(np.asarray(base.log_prob(jnp.asarray(points, jnp.result_type(float))))).reshape(2 * centres.shape)
+    return density * np.outer(sizes if dim == 2 else share, sizes)
+
+
+def _density(moved, low, high, mass) -> dict[str, Any]:
+    """Images of the base's mass, carried by the lattice."""
     images = []
     for frame, corner, width in zip(moved, low, high - low, strict=True):
         lattice = ((frame - corner) / width * _PIXELS).reshape(len(_AXIS), len(_AXIS), 2)
