@@ -103,7 +103,7 @@ def test_supports():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (dict(blocks=0), "Expected blocks of at least 1"),
+        (dict(blocks=0), "Expected blocks to be an integer of at least 1"),
         (dict(activation="relu"), "Expected activation to be one of"),
         (dict(steps=0), "Expected steps to be an integer of at least 1"),
         (dict(hidden=16), "Expected hidden to be a sequence of widths"),

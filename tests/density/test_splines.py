@@ -9,6 +9,7 @@ import pytest
 from numpy.testing import assert_allclose
 
 from ddnf.density.splines import ColumnSplines, fit_splines, map_rows
+from ddnf.density.whitening import Whitening
 
 RNG = np.random.default_rng(0)
 COLUMNS = {
@@ -65,6 +66,18 @@ def test_quantiles_make_columns_normal(name):
         for share in (0.01, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99):
             expected = jax.scipy.stats.norm.ppf(share)
             assert_allclose(np.quantile(mapped, share), expected, atol=0.1)
+
+
+def test_whitening():
+    whitening = Whitening(RNG.normal(size=3), np.tril(RNG.normal(size=(3, 3)), -1) + np.eye(3))
+    x = jnp.asarray(RNG.normal(size=3))
+    y, log_det = whitening.transform_and_log_det(x)
+    assert_allclose(log_det, jnp.linalg.slogdet(jax.jacobian(whitening.transform)(x))[1], atol=1e-12)
+    back, inverse_log_det = whitening.inverse_and_log_det(y)
+    assert_allclose(back, x, atol=1e-12)
+    assert_allclose(inverse_log_det, -log_det, atol=1e-12)
+    gradient = eqx.filter_grad(lambda w: jnp.sum(w.transform(x)))(whitening)
+    assert not gradient.matrix.any() and not gradient.shift.any()  # it stays as it is in training
 
 
 def test_far_values_stay_finite():

@@ -5,13 +5,13 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
-import paramax
-from flowjax.bijections import AbstractBijection, Chain, Invert, TriangularAffine
+from flowjax.bijections import AbstractBijection, Chain, Invert
 from jaxtyping import Float
 
 from ddnf.density.likelihood import Model, moments
 from ddnf.density.mixture import Mixture, fit_mixture
 from ddnf.density.splines import ColumnSplines, fit_splines, map_rows
+from ddnf.density.whitening import Whitening
 
 LADDER = (4, 16, 64)  # numbers of components to try, besides one
 _FEWEST_ROWS = 10  # per component
@@ -87,8 +87,8 @@ class _Space:
 
     def chain(self, flow) -> AbstractBijection:
         # The whitening is stored as the map in the direction of training: a product, and no solve.
-        whitening = TriangularAffine(jnp.asarray(-self.whiten @ self.mean), jnp.asarray(self.whiten))
-        return Chain([flow, Invert(paramax.non_trainable(whitening)), Invert(self.splines)])
+        whitening = Whitening(-self.whiten @ self.mean, self.whiten)
+        return Chain([flow, Invert(whitening), Invert(self.splines)])
 
 
 def _value(candidate) -> float:

@@ -14,11 +14,13 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
+import numpy as np
 import paramax
 from flowjax import bijections as fj
 from flowjax.bijections.block_autoregressive_network import _LeakyTanh
 
 from ddnf.density.splines import ColumnSplines
+from ddnf.density.whitening import Whitening
 from ddnf.flow.bijection import DDNF
 from ddnf.flow.field import MLPField
 from ddnf.flow.log_det import Divergence, Exact, LogDet, PrintedTaylor, Taylor, Unbiased
@@ -343,6 +345,7 @@ KINDS = {
         },
         ColumnSplines,
     ),
+    "Whitening": Kind(Whitening, {"dim": DIM}, lambda dim: Whitening(np.zeros(dim), np.eye(dim))),
     "Permute": Kind(
         fj.Permute, {"shape": SHAPE}, lambda shape: fj.Permute(jnp.arange(math.prod(shape)).reshape(shape))
     ),
