@@ -92,8 +92,10 @@ def unbounded(key, train, test):
 
 
 def gaussian(key, train, test):
-    covariance: Any = np.cov(train.T)
-    return multivariate_normal.logpdf(test, train.mean(axis=0), covariance), {}
+    mean, deviation = train.mean(axis=0), train.std(axis=0)
+    correlation: Any = np.cov(((train - mean) / deviation).T)
+    log_p = multivariate_normal.logpdf((test - mean) / deviation, np.zeros(len(mean)), correlation)
+    return log_p - np.log(deviation).sum(), {}
 
 
 def mixture(key, train, test):
