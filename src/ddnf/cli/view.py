@@ -63,6 +63,8 @@ def _flow_to_show(
     if isinstance(model, Posterior):
         if condition is not None:
             raise ValueError("Expected no condition for a posterior; got one.")
+        if model.base is not None:
+            raise ValueError("Expected a flow from a normal; got one from a mixture, whose paths cannot be shown yet.")
         return model.flow, [f"z[{i}]" for i in range(model.dim)], None
     values = None if condition is None else parse_condition(condition, model)
     if (None if values is None else len(values)) != model.condition_dim:

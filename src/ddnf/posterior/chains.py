@@ -31,6 +31,8 @@ _LEAPFROGS = 4
 _ACCEPTANCE = 0.75
 # Standard errors that a drift must exceed: hundreds of parameters are tested at once.
 _SIGNIFICANT = 4.5
+# Values are clipped at this many deviations: means of 256 chains with rare large squares have no reliable error.
+_CLIP = 4.0
 
 
 class Drift(NamedTuple):
@@ -177,7 +179,7 @@ def _transition(evaluate, key, scale, deviation, number, walk: _Walk) -> _Walk:
     rate = jnp.sum(probability * tuned) / jnp.maximum(jnp.sum(tuned), 1)
     gain = jnp.where(number < WARMUP, 2 / jnp.sqrt(1.0 + number), 0.0)
     counted = number >= WARMUP
-    moved = _apply(scale, u) / deviation
+    moved = jnp.clip(_apply(scale, u) / deviation, -_CLIP, _CLIP)
     return _Walk(
         u,
         log_p,
@@ -191,12 +193,13 @@ def _transition(evaluate, key, scale, deviation, number, walk: _Walk) -> _Walk:
 
 
 def _drift(walk: _Walk, sample: Sample, center, deviation) -> tuple[float, float, float, float]:
-    standard = (sample.z - center) / deviation
+    standard = np.clip((sample.z - center) / deviation, -_CLIP, _CLIP)
     averages = [np.asarray(a, float)[:CHAINS] / TRANSITIONS for a in (walk.moved, walk.squared, walk.energy)]
     mean, mean_error = _compared(averages[0], standard)
     square, square_error = _compared(averages[1], standard**2)
     # The variance is taken about the new mean.
-    ratio = np.sqrt(np.maximum(1 + square - mean**2, 0)) - 1
+    variance = standard.var(axis=0)
+    ratio = np.sqrt(np.maximum(1 + (square - mean**2) / variance, 0)) - 1
     energy = sample.log_weights + sample.log_q
     spread = max(float(np.std(energy)), 1e-300) if np.isfinite(energy).all() else np.nan
     rise, rise_error = _compared(averages[2][:, None], energy[:, None])

@@ -6,7 +6,7 @@ import numpy as np
 from flowjax.bijections import AbstractBijection
 from jaxtyping import Float, PRNGKeyArray
 
-from ddnf.posterior.evaluate import clean, draw, log_density
+from ddnf.posterior.evaluate import Base, clean, draw, log_density
 from ddnf.posterior.importance import effective_share, psis
 from ddnf.posterior.target import Target
 
@@ -57,9 +57,9 @@ class Sample(NamedTuple):
     log_weights: Float[np.ndarray, " n"]
 
 
-def evaluate(key: PRNGKeyArray, flow: AbstractBijection, target: Target) -> Sample:
+def evaluate(key: PRNGKeyArray, flow: AbstractBijection, target: Target, *, base: Base | None = None) -> Sample:
     """Draws 10,000 points of a fit and weighs them by the target."""
-    z, log_q = (np.asarray(array, float) for array in draw(flow, key, EVALUATED))
+    z, log_q = (np.asarray(array, float) for array in draw(flow, key, EVALUATED, base=base))
     return Sample(z, log_q, clean(np.asarray(log_density(target.log_density, z), float) - log_q))
 
 

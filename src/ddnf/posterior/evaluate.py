@@ -1,5 +1,6 @@
 """Flows and log densities at many points, with one compiled program for any number of them."""
 
+from abc import abstractmethod
 from collections.abc import Callable
 
 import equinox as eqx
@@ -7,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flowjax.bijections import AbstractBijection
-from flowjax.distributions import Transformed
+from flowjax.distributions import AbstractDistribution, Transformed
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from ddnf.flow import batch
@@ -20,8 +21,18 @@ class LostFitError(ValueError):
     """A fit without a single draw where the target has density."""
 
 
-def draw(flow: AbstractBijection, key: PRNGKeyArray, n: int) -> tuple[Float[Array, "n dim"], Float[Array, " n"]]:
-    """n draws of the flow, and their log density.
+class Base(AbstractDistribution):
+    """A distribution that a flow may start from instead of the standard normal."""
+
+    @abstractmethod
+    def draw(self, key: PRNGKeyArray, n: int) -> tuple[Float[Array, "n dim"], Float[Array, " n"]]:
+        """n draws, and their log density."""
+
+
+def draw(
+    flow: AbstractBijection, key: PRNGKeyArray, n: int, *, base: Base | None = None
+) -> tuple[Float[Array, "n dim"], Float[Array, " n"]]:
+    """n draws of the flow, and their log density; from a standard normal if no base is given.
 
     Example:
         >>> import ddnf, jax.random as jr
@@ -29,14 +40,22 @@ def draw(flow: AbstractBijection, key: PRNGKeyArray, n: int) -> tuple[Float[Arra
         >>> z.shape, log_q.shape
         ((5, 2), (5,))
     """
-    return _draw(flow, key, n)
+    return _draw(flow, base, key, n)
 
 
 @eqx.filter_jit
-def _draw(flow, key, n):
-    x = normals(key, n, flow.shape)
+def _draw(flow, base, key, n):
+    x, log_base = draw_base(base, key, n, flow.shape)
     z, log_det = batch.transform_and_log_det(flow, x)
-    return z, normal_log_prob(x) - log_det
+    return z, log_base - log_det
+
+
+def draw_base(base: Base | None, key: PRNGKeyArray, n: int, shape: tuple[int, ...]) -> tuple[Array, Array]:
+    """n draws of the base and their log density."""
+    if base is not None:
+        return base.draw(key, n)
+    x = normals(key, n, shape)
+    return x, normal_log_prob(x)
 
 
 def log_density(function: Callable[[Array], Array], z: Float[Array | np.ndarray, "n dim"]) -> Float[Array, " n"]:

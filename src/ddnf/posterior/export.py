@@ -40,7 +40,7 @@ def to_arviz(posterior: "Posterior", key: PRNGKeyArray, n: int = 1000) -> Any:
 
     check_key(key)
     check_count(n=n)
-    z, log_q = evaluate.draw(posterior.flow, key, n)
+    z, log_q = evaluate.draw(posterior.flow, key, n, base=posterior.base)
     stats, target = {"log_q": log_q}, posterior.target
     if target is not None:
         lp = evaluate.log_density(target.log_density, z)

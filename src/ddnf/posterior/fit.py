@@ -101,7 +101,15 @@ def _posterior(state: State) -> Posterior:
     losses, seconds = (np.concatenate(parts) if parts else np.zeros(0) for parts in (state.losses, state.seconds))
     best = state.best
     return Posterior(
-        best.flow, state.settings.target, *best.diagnosis[:5], issues, losses, seconds, log=state.log, stage=best.stage
+        best.flow,
+        state.settings.target,
+        *best.diagnosis[:5],
+        issues,
+        losses,
+        seconds,
+        log=state.log,
+        stage=best.stage,
+        base=best.base,
     )
 
 

@@ -6,22 +6,25 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 from flowjax.bijections import AbstractBijection
-from jaxtyping import Float, PRNGKeyArray
+from jaxtyping import Array, Float, PRNGKeyArray
 
 from ddnf.flow.folds import folded_share
 from ddnf.flow.random import generator
 from ddnf.posterior.chains import Drift, run_chains
 from ddnf.posterior.diagnosis import KHAT, Diagnosis, Sample, diagnose_sample, evaluate
-from ddnf.posterior.evaluate import log_density
+from ddnf.posterior.evaluate import Base, log_density
 from ddnf.posterior.modes import Gaussian, Search
-from ddnf.posterior.regions import Missed, Normal, missed_mass
+from ddnf.posterior.proper import tail_index
+from ddnf.posterior.regions import Missed, Normal, bulk_radius, missed_mass
 from ddnf.posterior.target import Target
 
 _PROBES = 12
 _SHIFT = 0.05
 _ENERGY_DRIFT = 0.15
 _LOW_ESS = 0.5
-_MISSED = 0.03
+# Below this tail index, the variance of draws converges too slowly to be of use.
+_HEAVY = 2.9
+MISSED = 0.03
 _REMEDY = "Train longer (steps, rounds), use a larger flow, or reparameterize the model."
 
 
@@ -30,10 +33,11 @@ class Evidence(NamedTuple):
 
     diagnosis: Diagnosis
     drift: Drift
-    missed: Missed | None
+    missed: tuple[Missed, ...]
     folded: float
     falling: float | None
     gradient_error: float
+    tail_index: float
 
 
 def gather_evidence(
@@ -45,6 +49,7 @@ def gather_evidence(
     search: Search | None = None,
     modes: tuple[Gaussian, ...] = (),
     sample: Sample | None = None,
+    base: Base | None = None,
 ) -> Evidence:
     """Runs every check of a fit.
 
@@ -56,22 +61,26 @@ def gather_evidence(
         search: the search that found the modes, if there was one: it remembers what it has searched.
         modes: the Gaussians it has found.
         sample: draws of the fit with their weights, if they are at hand.
+        base: the distribution that the flow starts from; None for the standard normal.
     """
     search = Search(target) if search is None else search
-    sample = evaluate(key, flow, target) if sample is None else sample
+    sample = evaluate(key, flow, target, base=base) if sample is None else sample
     diagnosis = diagnose_sample(sample)
-    found = _normals_at_modes(key, target, search, sample, modes)
-    points = np.stack([normal.mean for normal in found]) if found else np.zeros((0, target.dim))
+    points = np.stack([mode.mode for mode in modes]) if modes else np.zeros((0, target.dim))
     drift = run_chains(jr.fold_in(key, 1), target, sample, points)
+    found = _normals_at_modes(key, target, search, sample, modes, drift.roaming)
     roaming = _normal_of(drift.roaming)
-    missed = missed_mass(key, target, sample, diagnosis.log_evidence, [*found, *([roaming] if roaming else [])])
+    missed = missed_mass(key, target, sample, diagnosis.log_evidence, found)
+    if not any(one.least > MISSED for one in missed) and roaming is not None:
+        missed = missed_mass(key, target, sample, diagnosis.log_evidence, [roaming])
     return Evidence(
         diagnosis,
         drift,
-        missed,
-        folded_share(flow, probe_points(key, target.dim)),
+        tuple(one for one in missed if one.least > MISSED),
+        folded_share(flow, probe_points(key, target.dim, base)),
         _still_falling(losses),
         _gradient_error(key, target, search, sample),
+        tail_index(key, target),
     )
 
 
@@ -88,6 +97,11 @@ def find_issues(evidence: Evidence) -> tuple[str, ...]:
         found.append(
             f"The gradient of the log density differs from finite differences by {evidence.gradient_error:.0%} at "
             "typical draws. Check custom derivatives, integer operations and stop_gradient in the model."
+        )
+    if evidence.tail_index < _HEAVY:
+        found.append(
+            f"The target has heavy tails: its mass falls like distance^-{evidence.tail_index:.1f}. Moments "
+            "of that order do not exist, and deviations of draws are too small. Use medians and quantiles."
         )
     if diagnosis.khat > KHAT and not _is_harmless(diagnosis, drift, missed):
         found.append(
@@ -106,10 +120,10 @@ def find_issues(evidence: Evidence) -> tuple[str, ...]:
             f"to {drift.deviation:.0%} and the log density by {drift.energy:.2f} of its deviations: the fit is not the "
             f"target. {_REMEDY}"
         )
-    if missed is not None and missed.least > _MISSED:
-        place = np.array2string(missed.place, precision=3, threshold=6, max_line_width=1000)
+    if missed:
+        place = np.array2string(missed[0].normal.mean, precision=3, threshold=6, max_line_width=1000)
         found.append(
-            f"The fit misses about {missed.share:.0%} of the target's mass, around {place}. Search more widely "
+            f"The fit misses about {missed[0].share:.0%} of the target's mass, around {place}. Search more widely "
             "(searches), temper the target (temper=0.5), use a larger flow, or set Target(initial=...) to start there."
         )
     if evidence.folded:
@@ -130,35 +144,42 @@ def random_starts(key: PRNGKeyArray, target: Target) -> list[Float[np.ndarray, "
     return [target.start(jr.fold_in(key, number)) for number in range(_PROBES)]
 
 
-def probe_points(key: PRNGKeyArray, dim: int):
-    """Points at which the flow is tested for folds."""
+def probe_points(key: PRNGKeyArray, dim: int, base: Base | None = None) -> Float[Array, "n dim"]:
+    """Points of the base at which the flow is tested for folds."""
+    if base is not None:
+        return base.draw(key, 500)[0]
     return jnp.asarray(generator(key).normal(size=(500, dim)), jnp.result_type(float))
 
 
 def _is_harmless(diagnosis, drift, missed) -> bool:
     """Whether all else contradicts a k-hat above its limit: it is unreliable where weights are nearly equal."""
-    agrees = max(drift.mean, drift.deviation, drift.energy) == 0 and (missed is None or missed.least < _MISSED)
+    agrees = max(drift.mean, drift.deviation, drift.energy) == 0 and not missed
     small = max(diagnosis.mean_shift, diagnosis.deviation_shift) < 0.03
     return diagnosis.khat < 1 and diagnosis.ess > 0.98 and agrees and small
 
 
-def _normals_at_modes(key, target, search, sample, modes) -> list[Normal]:
-    """Gaussians at the modes known, and at those found from random points and from points far from the fit."""
+def _normals_at_modes(key, target, search, sample, modes, roaming) -> list[Normal]:
+    """Gaussians at the modes known, and at those above random points, points far from the fit, and ends of chains."""
     center, deviation = sample.z.mean(axis=0), sample.z.std(axis=0)
     spread = np.repeat([1.0, 3.0, 10.0, 30.0], _PROBES // 4)[:, None]
     far = center + deviation * spread * generator(key).normal(size=(_PROBES, target.dim))
     found = [Normal(mode.mean, mode.scale) for mode in modes]
-    for start in [*far, *random_starts(key, target)]:
+    elsewhere = 0
+    for number, start in enumerate([*far, *random_starts(key, target), *roaming]):
+        if number >= 2 * _PROBES:  # ends of chains in the bulk of a known mode lead back to it
+            if elsewhere == _PROBES or any(_distance(start, normal) < bulk_radius(target.dim) for normal in found):
+                continue
+            elsewhere += 1
         mode = search.mode_from(start)
-        if mode is None or any(_is_near(mode, normal) for normal in found):
+        if mode is None or any(_distance(mode, normal) < 0.1 for normal in found):
             continue
         if (normal := search.laplace(mode)) is not None:
             found.append(Normal(*normal))
     return found
 
 
-def _is_near(mode, normal: Normal) -> bool:
-    return bool(np.sum(np.linalg.solve(normal.scale, mode - normal.mean) ** 2) < 0.1)
+def _distance(point, normal: Normal) -> float:
+    return float(np.sum(np.linalg.solve(normal.scale, point - normal.mean) ** 2))
 
 
 def _normal_of(points) -> Normal | None:

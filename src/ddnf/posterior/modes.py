@@ -166,6 +166,19 @@ def gaussians(key: PRNGKeyArray, target: Target, search: Search, count: int) -> 
     return [g for g in distinct if g.elbo > ranked[0].elbo - 7]
 
 
+def with_more_modes(key: PRNGKeyArray, search: Search, found: list[Gaussian], points: list) -> list[Gaussian]:
+    """The Gaussians, and those at further modes above some points; a mode of no weight does not matter."""
+    found = list(found)
+    for point in points:
+        mode = search.mode_from(point)
+        if mode is None or not all(is_apart(mode, g) for g in found):
+            continue
+        g = search.gaussian(key, mode)
+        if g is not None and g.elbo > found[0].elbo - 7:
+            found.append(g)
+    return sorted(found, key=lambda g: -g.elbo)
+
+
 def is_apart(point: Float[np.ndarray, " dim"], gaussian: Gaussian) -> bool:
     """Whether a mode lies outside the bulk of a Gaussian: not the same mode found with another precision."""
     whitened = np.linalg.solve(gaussian.scale, point - gaussian.mode)

@@ -17,7 +17,7 @@ from jaxtyping import Array, Float
 from ddnf.flow import batch
 from ddnf.flow.log_det import Exact, has_probes, with_key
 from ddnf.flow.parts import ddnf_parts
-from ddnf.flow.random import normals
+from ddnf.posterior.evaluate import Base, draw_base
 from ddnf.training.loop import Draw
 
 End = Literal["full", "diagonal"]
@@ -27,8 +27,8 @@ Gradient = Literal["path", "total"]
 class Whitening(eqx.Module):
     """z = mean + scale u: the affine map that standardizes the target; `scale` is triangular, or a vector.
 
-    It stays fixed while the flow and its affine end are trained in u, where all parameters have size 1, and is
-    merged into the end afterwards.
+    It stays fixed while the flow and its affine end are trained in u, where all parameters have size 1; then it is
+    merged into the end.
     """
 
     mean: Float[Array, " dim"]
@@ -42,13 +42,13 @@ class Whitening(eqx.Module):
         return jnp.sum(jnp.log(jnp.diag(self.scale) if self.scale.ndim == 2 else self.scale))
 
     def end(self) -> AbstractBijection:
-        """The affine end of a flow, as the identity."""
+        """An affine end for a flow, initialised to the identity."""
         return _identity(len(self.mean), self.scale.ndim, self.mean.dtype)
 
     def merge(self, flow: Chain) -> Chain:
-        """The chain of a flow and an end of this kind, with the whitening taken into the end."""
+        """The chain of a flow and its affine end, with the whitening merged into the end."""
         *parts, end = flow.bijections
-        # Without wrappers around the parameters: they hold functions, and new ones would make all compile again.
+        # Unwrapped: wrappers around parameters hold functions, and new ones would cause recompilation.
         end = paramax.unwrap(end)
         if isinstance(end, TriangularAffine):
             assert not isinstance(end.triangular, paramax.AbstractUnwrappable)
@@ -78,16 +78,17 @@ def whitening(mean: Float[np.ndarray, " dim"], scale: Float[np.ndarray, "dim dim
 
 
 class ReverseKL(eqx.Module):
-    """The loss of a step: E_q[log q - log p] over `batch` draws, up to the unknown log Z of the target.
+    """The loss of a step: E_q[log q - log p] over `batch` draws, which is KL(q|p) minus log Z of the target.
 
     With ``gradient="path"`` the gradient goes through the draws only: log q's own dependence on the parameters, whose
     expectation is zero, is left out (Roeder, Wu and Duvenaud, 2017; Vaitl et al., 2022). Its variance vanishes where
     q = p. The score of q is carried along with the draws (see `ddnf.flow.batch`).
 
-    `temper` steps long the target is warmed up; the value returned is that of the target as it is.
+    The target is tempered for the first `temper` steps; the value returned is that of the untempered target.
 
     A quarter of the draws of a path gradient is spread out by `spread`. Where q = p the two scores agree everywhere, so
-    the solution stays the same; far draws help to find it in the tails, on which k-hat depends.
+    the solution is the same; far draws improve the fit of the tails, on which k-hat depends. With a `base` in place of
+    the standard normal no draws are spread out.
     """
 
     log_density: Callable
@@ -97,10 +98,10 @@ class ReverseKL(eqx.Module):
     gradient: Gradient = eqx.field(static=True)
     temper: int = eqx.field(static=True)
     spread: Float[Array, ""]
+    base: Base | None = None
 
     def __call__(self, flow: AbstractBijection, draw: Draw) -> Float[Array, ""]:
-        x = normals(draw.key, self.batch, flow.shape)
-        log_q = -jnp.sum(x**2, axis=-1) / 2 - flow.shape[0] / 2 * jnp.log(2 * jnp.pi)
+        x, log_q = draw_base(self.base, draw.key, self.batch, flow.shape)
         warmth = jnp.minimum(1.0, 0.1 + (draw.step + 1) / max(1, self.temper)) if self.temper else 1.0
         if self.gradient == "path":
             value, surrogate = self._path(flow, x, log_q, warmth)
@@ -127,9 +128,13 @@ class ReverseKL(eqx.Module):
 
     def _path(self, flow, x, log_q, warmth):
         frozen = jax.tree.map(lambda a: lax.stop_gradient(a) if eqx.is_array(a) else a, flow)
-        spread = jnp.where(4 * jnp.arange(self.batch) < self.batch, self.spread, 1.0)[:, None]
-        log_q, x = log_q + jnp.sum(x**2 * (1 - spread**2), axis=-1) / 2, x * spread
-        u, log_det, score_q = batch.transform_with_score(frozen, x, -x)
+        if self.base is None:
+            spread = jnp.where(4 * jnp.arange(self.batch) < self.batch, self.spread, 1.0)[:, None]
+            log_q, x = log_q + jnp.sum(x**2 * (1 - spread**2), axis=-1) / 2, x * spread
+            score = -x
+        else:
+            score = jax.vmap(jax.grad(self.base.log_prob))(x)
+        u, log_det, score_q = batch.transform_with_score(frozen, x, score)
         log_p, score_p = jax.vmap(jax.value_and_grad(self._whitened))(u)
         slope = lax.stop_gradient(score_q - warmth * score_p)
         moved, _ = batch.transform_and_log_det(flow, x)
@@ -137,7 +142,12 @@ class ReverseKL(eqx.Module):
 
 
 def best_gradient(flow: AbstractBijection) -> Gradient:
-    """The path gradient wherever the flow carries scores and has the exact log-determinant."""
-    return (
-        "path" if batch.carries_score(flow) and all(isinstance(f.log_det, Exact) for f in ddnf_parts(flow)) else "total"
-    )
+    """The path gradient where the flow can carry scores and has the exact log-determinant, else the total one.
+
+    Example:
+        >>> import ddnf, jax.random as jr
+        >>> best_gradient(ddnf.DDNF(jr.key(0), 2))
+        'path'
+    """
+    is_exact = all(isinstance(part.log_det, Exact) for part in ddnf_parts(flow))
+    return "path" if is_exact and batch.carries_score(flow) else "total"

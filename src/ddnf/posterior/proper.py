@@ -1,8 +1,8 @@
-"""Does a target fall off far away? One that does not has no integral."""
+"""How a target falls off far away: one that does not has no integral, and one with heavy tails lacks moments."""
 
 import jax.random as jr
 import numpy as np
-from jaxtyping import PRNGKeyArray
+from jaxtyping import Float, PRNGKeyArray
 
 from ddnf.flow.random import generator
 from ddnf.posterior.evaluate import log_density
@@ -30,22 +30,41 @@ def check_proper(key: PRNGKeyArray, target: Target) -> None:
         Traceback (most recent call last):
         ValueError: No mode was found, the posterior may be improper: its log density does not fall off along z[1]. ...
     """
-    dim = target.dim
-    axes = np.arange(min(dim, _AXES))
-    units = np.eye(dim)[axes]
-    free = generator(key).normal(size=(_DIRECTIONS, dim))
-    directions = np.concatenate([units, -units, free])
-    powers = np.concatenate([np.ones(2 * len(axes)), np.full(_DIRECTIONS, float(dim))])
-    center = np.asarray(target.start(jr.fold_in(key, 1)), float)
-    points = center + np.concatenate([t * directions for t in _DISTANCES])
-    values = np.asarray(log_density(target.log_density, points), float).reshape(len(_DISTANCES), -1)
-    # What grows without bound ends as infinity.
-    values = np.where(np.isposinf(values), 1e300, values)
-    mass = values + powers * np.log(_DISTANCES)[:, None]
+    mass = _log_mass_far_away(key, target)
     with np.errstate(invalid="ignore"):
         flat = (np.diff(mass, axis=0) >= -0.1).all(axis=0) & np.isfinite(mass).all(axis=0)
     if not flat.any():
         return
-    first = int(np.argmax(flat))
-    where = f"along z[{axes[first % len(axes)]}]" if first < 2 * len(axes) else f"in {flat.mean():.0%} of directions"
+    first, axes = int(np.argmax(flat)), min(target.dim, _AXES)
+    where = f"along z[{first % axes}]" if first < 2 * axes else f"in {flat.mean():.0%} of directions"
     raise ValueError(IMPROPER.format(found=f"does not fall off {where}"))
+
+
+def tail_index(key: PRNGKeyArray, target: Target) -> float:
+    """The smallest nu such that the mass beyond a distance t falls like t^-nu in some direction.
+
+    Moments of order nu and higher do not exist. It is infinite for tails that fall faster than every power.
+
+    Example:
+        >>> import ddnf, jax.numpy as jnp, jax.random as jr
+        >>> cauchy = ddnf.Target(lambda z: -jnp.log1p(jnp.sum(z**2)), 1)
+        >>> round(tail_index(jr.key(0), cauchy), 2)
+        1.0
+    """
+    mass = _log_mass_far_away(key, target)
+    with np.errstate(invalid="ignore"):
+        index = -(mass[-1] - mass[0]) / np.log(_DISTANCES[-1] / _DISTANCES[0])
+    return float(np.min(np.where(np.isfinite(index) & np.isfinite(mass).all(axis=0), index, np.inf)))
+
+
+def _log_mass_far_away(key, target) -> Float[np.ndarray, "distances directions"]:
+    """log(p t^k): the log mass of shells, k = 1 along both directions of the axes, k = dim along random directions."""
+    dim, axes = target.dim, min(target.dim, _AXES)
+    units = np.eye(dim)[:axes]
+    directions = np.concatenate([units, -units, generator(key).normal(size=(_DIRECTIONS, dim))])
+    powers = np.concatenate([np.ones(2 * axes), np.full(_DIRECTIONS, float(dim))])
+    center = np.asarray(target.start(jr.fold_in(key, 1)), float)
+    points = center + np.concatenate([t * directions for t in _DISTANCES])
+    values = np.asarray(log_density(target.log_density, points), float).reshape(len(_DISTANCES), -1)
+    # What grows without bound ends as infinity.
+    return np.where(np.isposinf(values), 1e300, values) + powers * np.log(_DISTANCES)[:, None]

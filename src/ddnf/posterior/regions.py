@@ -22,11 +22,11 @@ _CERTAIN = 3.0
 
 
 class Missed(NamedTuple):
-    """Mass that the fit lacks: its share of the target, at least `least` of it with certainty, and where it is."""
+    """Mass that the fit lacks: its share of the target, at least `least` with certainty, and the Gaussian around it."""
 
     share: float
     least: float
-    place: Float[np.ndarray, " dim"]
+    normal: "Normal"
 
 
 class Normal(NamedTuple):
@@ -38,8 +38,8 @@ class Normal(NamedTuple):
 
 def missed_mass(
     key: PRNGKeyArray, target: Target, sample: Sample, log_evidence: float, gaussians: list[Normal]
-) -> Missed | None:
-    """The largest mass that the fit misses according to one of the Gaussians; None if no Gaussian shows any.
+) -> tuple[Missed, ...]:
+    """The mass that the fit misses around each of the Gaussians, the most certain first; without those that show none.
 
     Example:
         >>> import ddnf, jax.numpy as jnp, jax.random as jr
@@ -49,7 +49,7 @@ def missed_mass(
         >>> log_q = -np.sum((z - 5) ** 2, axis=1) / 2 - np.log(2 * np.pi)
         >>> sample = Sample(z, log_q, np.full(1000, np.log(2 * np.pi)))
         >>> other = Normal(np.full(2, -5.0), np.eye(2))
-        >>> missed = missed_mass(jr.key(0), ddnf.Target(two, 2), sample, np.log(2 * np.pi), [other])
+        >>> (missed,) = missed_mass(jr.key(0), ddnf.Target(two, 2), sample, np.log(2 * np.pi), [other])
         >>> round(missed.share, 2)
         0.5
     """
@@ -57,35 +57,33 @@ def missed_mass(
     log_normal = np.asarray(normal_log_prob(jnp.asarray(noise)), float)
     weights = np.exp(np.minimum(sample.log_weights - log_evidence, 700.0))
     inside = _bulk(sample.z)
-    worst = None
+    missed = []
     for gaussian in gaussians:
         points = gaussian.mean + noise @ gaussian.scale.T
         log_g = log_normal - np.sum(np.log(np.abs(np.diag(gaussian.scale))))
         log_ratio = np.asarray(log_density(target.log_density, points), float) - log_g - log_evidence
         log_ratio = np.where(np.isnan(log_ratio), -np.inf, log_ratio)
         # The Gaussian's own bulk, and whatever lies outside of the fit's.
-        own = _radius(target.dim)
+        own = bulk_radius(target.dim)
         standard = np.linalg.solve(gaussian.scale, (sample.z - gaussian.mean).T).T
-        for here, fits in (
+        regions = (
             (np.sum(noise**2, axis=1) < own, np.sum(standard**2, axis=1) < own),
             (~inside(points), ~inside(sample.z)),
-        ):
-            found = _compare(log_ratio, here, weights * fits, gaussian.mean)
-            if found is not None and (worst is None or found.least > worst.least):
-                worst = found
-    return worst
+        )
+        found = [_compare(log_ratio, here, weights * fits, gaussian) for here, fits in regions]
+        missed.append(max(found, key=lambda one: one.least))
+    return tuple(sorted((one for one in missed if one.least > 0), key=lambda one: -one.least))
 
 
-def _compare(log_ratio, here, weights, place) -> Missed | None:
+def _compare(log_ratio, here, weights, normal) -> Missed:
     """Masses in units of the fit's estimate of the whole."""
     ratio = np.where(here, np.exp(np.minimum(log_ratio, 700.0)), 0.0)
     mass, error = ratio.mean(), ratio.std() / np.sqrt(len(ratio))
     least = max(mass - _CERTAIN * error, _jensen(log_ratio[here & np.isfinite(log_ratio)], len(here)))
     known = weights.mean() + _CERTAIN * weights.std() / np.sqrt(len(weights))
-    if least <= known:
-        return None
-    share, least = (1 - 1 / (1 + excess) for excess in (max(mass, least) - weights.mean(), least - known))
-    return Missed(float(share), float(least), place)
+    excesses = max(mass, least) - weights.mean(), least - known
+    share, least = (1 - 1 / (1 + max(excess, 0.0)) for excess in excesses)
+    return Missed(float(share), float(least), normal)
 
 
 def _jensen(log_ratio, n) -> float:
@@ -96,7 +94,8 @@ def _jensen(log_ratio, n) -> float:
     return float(len(log_ratio) / n * np.exp(min(bound, 700.0)))
 
 
-def _radius(dim):
+def bulk_radius(dim: int) -> float:
+    """Squared distance from the mean within which most of a standard normal lies."""
     return dim + 2 * np.sqrt(2 * dim)
 
 

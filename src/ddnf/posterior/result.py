@@ -19,6 +19,7 @@ from ddnf.posterior import evaluate
 from ddnf.posterior.diagnosis import KHAT
 from ddnf.posterior.importance import psis
 from ddnf.posterior.log import Log
+from ddnf.posterior.mixture import Mixture
 from ddnf.posterior.sites import Site, constrain_sites
 from ddnf.posterior.summary import Summary, summarize
 from ddnf.posterior.target import Target
@@ -30,7 +31,7 @@ class Posterior:
     """A fitted posterior: draws, densities, and how far to trust them.
 
     Attributes:
-        flow: the bijection from a standard normal to the target's (unconstrained) space.
+        flow: the bijection from the base to the target's (unconstrained) space.
         target: what it was fitted to; None in a posterior loaded without it.
         elbo: the exact evidence lower bound, from fresh draws.
         elbo_error: its standard error.
@@ -43,6 +44,8 @@ class Posterior:
         log: the stages of the fit, with times, gradient evaluations and diagnoses; prints as a table.
         stage: the stage that the result comes from.
         sites: names, shapes and transforms of the parameters, for named draws without the target.
+        base: the distribution that the flow starts from: a mixture of Gaussians where there are several modes; None for
+            the standard normal.
     """
 
     flow: AbstractBijection
@@ -58,6 +61,7 @@ class Posterior:
     log: Log = dataclasses.field(default_factory=Log)
     stage: str = ""
     sites: tuple[Site, ...] = ()
+    base: Mixture | None = None
 
     @property
     def dim(self) -> int:
@@ -77,7 +81,7 @@ class Posterior:
     @property
     def distribution(self) -> Transformed:
         """The fit as a FlowJAX distribution on the unconstrained space."""
-        return Transformed(StandardNormal(self.flow.shape), self.flow)
+        return Transformed(StandardNormal(self.flow.shape) if self.base is None else self.base, self.flow)
 
     def __repr__(self):
         origin = f", from stage {self.stage!r}" if self.stage else ""
@@ -94,7 +98,7 @@ class Posterior:
         """n draws in the unconstrained space."""
         check_key(key)
         check_count(n=n)
-        return evaluate.draw(self.flow, key, n)[0]
+        return evaluate.draw(self.flow, key, n, base=self.base)[0]
 
     def log_prob(self, z: Float[Array, "*batch dim"] | Mapping[str, Any]) -> Float[Array, "*batch"]:
         """The fit's exact log density in the unconstrained space.
@@ -166,7 +170,7 @@ class Posterior:
             raise ValueError(
                 "Expected a posterior with its target; got one loaded without: ddnf.load(path, target=...)."
             )
-        z, log_q = evaluate.draw(self.flow, key, n)
+        z, log_q = evaluate.draw(self.flow, key, n, base=self.base)
         return z, evaluate.clean(evaluate.log_density(self.target.log_density, z) - log_q)
 
 

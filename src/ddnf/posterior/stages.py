@@ -1,7 +1,8 @@
 """How a posterior is fitted: stages that take a state and return the next, and a policy that picks the stage.
 
-Modes, base (a Gaussian with the moments of those at the modes), rounds of training of the flow, checks. Every stage
-after the modes adds a candidate with its diagnosis; the best candidate is the result, the base included.
+Modes, base (a Gaussian, or a mixture of those at several modes), rounds of training of the flow, checks; if these find
+mass that the fit misses, it joins the mixture and the fit starts again. Base and rounds add a candidate each, with its
+diagnosis; the best candidate is the result.
 """
 
 import dataclasses
@@ -24,7 +25,8 @@ from ddnf.posterior.diagnosis import EVALUATED, GOOD_KHAT, Diagnosis, Sample, di
 from ddnf.posterior.evaluate import LostFitError, draw
 from ddnf.posterior.issues import Evidence, gather_evidence, probe_points, random_starts
 from ddnf.posterior.log import Log, Row
-from ddnf.posterior.modes import LARGEST_FULL, Gaussian, Search, gaussians, merged
+from ddnf.posterior.mixture import Mixture, mixture_at_modes
+from ddnf.posterior.modes import LARGEST_FULL, Gaussian, Search, gaussians, merged, with_more_modes
 from ddnf.posterior.objective import End, Gradient, ReverseKL, Whitening, best_gradient, whitening
 from ddnf.posterior.proper import check_proper
 from ddnf.posterior.target import Target
@@ -34,6 +36,8 @@ from ddnf.training import loop
 # A further round of the same training is worth its time if this ESS is near, or if the last one raised the ELBO.
 _NEARLY_GOOD = 0.9
 _GAIN = 0.05
+# How often Gaussians at missed mass may join the base.
+_JOINS = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,6 +71,7 @@ class Candidate(NamedTuple):
     diagnosis: Diagnosis
     is_sound: bool
     skipped: int
+    base: Mixture | None
 
     @property
     def is_good(self) -> bool:
@@ -88,6 +93,8 @@ class State:
         learning_rate: of the next round.
         modes: Gaussians at the modes, the best first.
         whitening: the affine map that standardizes the target; None with `end=None`.
+        base: the mixture that the flow starts from, in the coordinates of the whitening; None for the standard normal.
+        joined: how often Gaussians have joined the modes after a check.
         initial: the untrained flow, in the coordinates of the whitening.
         trained: the flow after the last round, or `initial` again after a restart.
         candidates: the fit after each stage, without those that have no density at all.
@@ -104,6 +111,8 @@ class State:
     learning_rate: float
     modes: tuple[Gaussian, ...] = ()
     whitening: Whitening | None = None
+    base: Mixture | None = None
+    joined: int = 0
     initial: AbstractBijection | None = None
     trained: AbstractBijection | None = None
     candidates: tuple[Candidate, ...] = ()
@@ -141,6 +150,9 @@ def next_stage(state: State) -> Decision:
             return Decision(find_modes, "modes", "")
         return Decision(fit_base, "base", "")
     if state.evidence is not None:
+        missed = state.evidence.missed
+        if missed and _uses_mixtures(settings) and state.joined < _JOINS:
+            return Decision(join, f"join {state.joined + 1}", f"{missed[0].share:.0%} of the mass missed, join it")
         return Decision(None, "", f"return {state.best.stage}")
     last = state.candidates[-1] if state.candidates else None
     trains = settings.flow is not None or settings.regularizer is not None
@@ -194,16 +206,21 @@ def find_modes(state: State) -> State:
     with in_background(_compile_flow, s):
         check_proper(s.search_key, s.target)
         found = gaussians(s.search_key, s.target, state.search, s.searches)
+        if _uses_mixtures(s):
+            found = with_more_modes(s.search_key, state.search, found, random_starts(s.check_key, s.target))
     return dataclasses.replace(state, modes=tuple(found))
 
 
 def fit_base(state: State) -> State:
-    """The Gaussian with the moments of those at the modes, as a flow that is the identity at first."""
+    """A Gaussian, or a mixture of those at the modes, before a flow that is nearly the identity."""
     s = state.settings
     flow = default_flow(s.flow_key, s.target.dim) if s.flow is None else s.flow
     whiten = None if s.end is None else whitening(*merged(list(state.modes))[:2], s.end)
     initial = flow if whiten is None else Chain([flow, whiten.end()])
-    state = dataclasses.replace(state, whitening=whiten, initial=initial, trained=initial)
+    base = None
+    if whiten is not None and len(state.modes) > 1 and _uses_mixtures(s):
+        base = mixture_at_modes(s.search_key, s.target, state.modes, whiten)
+    state = dataclasses.replace(state, whitening=whiten, base=base, initial=initial, trained=initial)
     return _with_candidate(state, "base", 0)
 
 
@@ -213,7 +230,7 @@ def train(state: State, *, name: str, restart_rate: float | None = None) -> Stat
         state = dataclasses.replace(state, trained=state.initial, learning_rate=restart_rate)
     s, first = state.settings, state.rounds == 0
     assert state.trained is not None and state.initial is not None
-    temper = (0.3 if len(state.modes) > 1 else 0.0) if s.temper is None else s.temper
+    temper = (0.3 if len(state.modes) > 1 and state.base is None else 0.0) if s.temper is None else s.temper
     is_wide = bool(state.candidates) and not first and state.candidates[-1].diagnosis.khat >= GOOD_KHAT
     gradient = best_gradient(state.initial) if s.gradient is None else s.gradient
     objective = ReverseKL(
@@ -224,16 +241,18 @@ def train(state: State, *, name: str, restart_rate: float | None = None) -> Stat
         gradient,
         int(temper * s.steps) if first else 0,
         jnp.asarray(1.5 if is_wide else 1.0),
+        state.base,
     )
-    starts = random_starts(s.check_key, s.target) if first and s.end is not None else []
+    is_ahead = first and s.end is not None and not _uses_mixtures(s)
+    starts = random_starts(s.check_key, s.target) if is_ahead else []
     with in_background(_search_ahead, state.search, starts):
         result = loop.fit(
-            jr.fold_in(s.fit_key, state.rounds),
+            jr.fold_in(s.fit_key, state.rounds + 100 * state.joined),
             state.trained,
             objective,
             steps=s.steps,
             optimizer=loop.adam(state.learning_rate, s.steps),
-            checkpoint=None if s.checkpoint is None else f"{s.checkpoint}/round-{state.rounds}",
+            checkpoint=_checkpoint(state),
             progress=s.progress,
             description=f"posterior, {name}",
             warn=False,
@@ -250,14 +269,43 @@ def train(state: State, *, name: str, restart_rate: float | None = None) -> Stat
     return _with_candidate(state, name, result.skipped)
 
 
+def _checkpoint(state: State) -> str | None:
+    folder, joined = state.settings.checkpoint, f"-{state.joined}" if state.joined else ""
+    return None if folder is None else f"{folder}/round-{state.rounds}{joined}"
+
+
 def check(state: State) -> State:
     """All diagnoses of the best candidate."""
     s, best = state.settings, state.best
     losses = np.concatenate(state.losses) if state.losses else np.zeros(0)
     evidence = gather_evidence(
-        s.check_key, best.flow, s.target, losses, search=state.search, modes=state.modes, sample=best.sample
+        s.check_key,
+        best.flow,
+        s.target,
+        losses,
+        search=state.search,
+        modes=state.modes,
+        sample=best.sample,
+        base=best.base,
     )
     return dataclasses.replace(state, evidence=evidence, gradients=state.gradients + evidence.drift.gradients)
+
+
+def join(state: State) -> State:
+    """Adds Gaussians around missed mass to the modes, and starts again without the candidates that miss it."""
+    assert state.evidence is not None
+    log_evidence = state.evidence.diagnosis.log_evidence
+    # The components that are there have the rest of the mass, in the ratios of their ELBOs.
+    surplus = np.logaddexp.reduce([mode.elbo for mode in state.modes]) - log_evidence
+    modes = [mode._replace(elbo=float(mode.elbo - surplus)) for mode in state.modes]
+    for share, _, normal in state.evidence.missed:
+        share = min(share, 1 - 1e-6)
+        elbo = float(log_evidence + np.log(share / (1 - share)))
+        modes.append(Gaussian(normal.mean, normal.scale, elbo, normal.mean))
+    modes = tuple(sorted(modes, key=lambda mode: -mode.elbo))
+    return dataclasses.replace(
+        state, modes=modes, joined=state.joined + 1, initial=None, candidates=(), evidence=None, rounds=0, failed=()
+    )
 
 
 def training_issue(state: State) -> str | None:
@@ -293,12 +341,17 @@ def resolve_end(end, dim: int) -> End | None:
 def _with_candidate(state: State, name: str, skipped: int) -> State:
     s, flow = state.settings, _merged_flow(state.trained, state.whitening)
     try:
-        sample = evaluate(s.check_key, flow, s.target)
+        sample = evaluate(s.check_key, flow, s.target, base=state.base)
     except LostFitError:
         return dataclasses.replace(state, failed=state.failed if name == "base" else (*state.failed, name))
-    is_sound = folded_share(flow, probe_points(s.check_key, s.target.dim)) == 0
-    new = Candidate(name, flow, sample, diagnose_sample(sample), is_sound, skipped)
+    is_sound = folded_share(flow, probe_points(s.check_key, s.target.dim, state.base)) == 0
+    new = Candidate(name, flow, sample, diagnose_sample(sample), is_sound, skipped, state.base)
     return dataclasses.replace(state, candidates=(*state.candidates, new))
+
+
+def _uses_mixtures(settings: Settings) -> bool:
+    """Several modes get a mixture as the base of the default flow; a flow of the user's starts from a normal."""
+    return settings.flow is None and settings.end is not None
 
 
 def _merged_flow(flow, whiten) -> AbstractBijection:

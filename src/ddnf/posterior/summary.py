@@ -1,4 +1,4 @@
-"""A table of what a posterior says of each parameter."""
+"""A table of the marginal of each parameter."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -9,7 +9,7 @@ COLUMNS = ("mean", "sd", "5%", "50%", "95%")
 
 
 class Summary(NamedTuple):
-    """Rows of a table: for each scalar parameter mean, deviation and quantiles; and the figures of the fit.
+    """A table with mean, deviation and quantiles of each scalar parameter, and the figures of the fit.
 
     Example:
         >>> print(summarize({"a": np.arange(5.0)}, dict(khat=0.1)))

@@ -12,6 +12,7 @@ from flowjax.bijections import AbstractBijection
 
 from ddnf.density.columns import Column
 from ddnf.density.result import Density
+from ddnf.posterior.mixture import Mixture
 from ddnf.posterior.result import Posterior
 from ddnf.posterior.sites import constrain_sites
 
@@ -57,6 +58,8 @@ def check_density(density: Density) -> None:
 def check_posterior(posterior: Posterior) -> None:
     """Raises a ValueError unless the named parameters of a posterior take up its whole vector."""
     _check_course(posterior, ("losses", "seconds"))
+    if posterior.base is not None:
+        _check_mixture(posterior.base, posterior.dim)
     if not posterior.sites:
         return
     for site in posterior.sites:
@@ -67,6 +70,16 @@ def check_posterior(posterior: Posterior) -> None:
     _check(size == posterior.dim, f"sites of {posterior.dim} numbers in all", f"{size}")
     z = jax.ShapeDtypeStruct((posterior.dim,), jnp.result_type(float))
     jax.eval_shape(partial(constrain_sites, posterior.sites), z)
+
+
+def _check_mixture(base: Mixture, dim: int) -> None:
+    weights, means, scales = (np.asarray(a) for a in (base.log_weights, base.means, base.scales))
+    count = weights.size
+    is_shape = weights.shape == (count,) and means.shape == (count, dim) and scales.shape == (count, dim, dim)
+    _check(is_shape, f"a mixture in {dim} dimensions", f"{weights.shape}, {means.shape}, {scales.shape}")
+    is_finite = all(np.isfinite(array).all() for array in (weights, means, scales))
+    is_positive = is_finite and bool((np.diagonal(scales, axis1=1, axis2=2) > 0).all())
+    _check(is_positive, "a mixture with finite numbers and positive scales", "others")
 
 
 def check_column(column: Column) -> None:

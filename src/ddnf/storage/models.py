@@ -12,6 +12,7 @@ from ddnf.density.columns import Column
 from ddnf.density.mixture import Mixture
 from ddnf.density.result import Density
 from ddnf.posterior.log import Log, Row
+from ddnf.posterior.mixture import Mixture
 from ddnf.posterior.result import Posterior
 from ddnf.posterior.sites import Site, describe_target, missing_names
 from ddnf.posterior.target import Target
@@ -20,6 +21,7 @@ from ddnf.storage.description import describe, restore
 from ddnf.storage.file import pack, read, unpack, write
 
 _POSTERIOR = ("elbo", "elbo_error", "log_evidence", "khat", "ess")
+_MIXTURE = ("log_weights", "means", "scales")
 _DENSITY = ("log_likelihood", "train_log_likelihood")
 # Older files lack these.
 _DENSITY_LATER = {"log_likelihood_error": float("nan"), "train_rows": 0, "held_out_rows": 0, "is_trained": True}
@@ -45,6 +47,8 @@ def save(path: str | PathLike, model: Posterior | Density, *, overwrite: bool = 
         figures = {name: getattr(model, name) for name in _POSTERIOR}
         sites = model.sites if model.target is None else describe_target(model.target)
         rows = [[None if cell != cell else cell for cell in row] for row in model.log]  # JSON has no NaN
+        if model.base is not None:
+            arrays |= {f"base.{name}": np.asarray(getattr(model.base, name)) for name in _MIXTURE}
         header |= dict(figures=figures, sites=[list(site) for site in sites], log=rows, stage=model.stage)
         write(path, "posterior", header, arrays | dict(losses=model.losses, seconds=model.seconds), overwrite=overwrite)
         return
@@ -108,7 +112,8 @@ def _posterior(flow, header, arrays, issues) -> Posterior:
     log = Log(_row(row) for row in header.get("log", ()))
     course = arrays["losses"], arrays["seconds"]
     posterior = Posterior(flow, None, elbo, error, log_evidence, khat, ess, issues, *course)
-    posterior = dataclasses.replace(posterior, log=log, stage=str(header.get("stage", "")), sites=sites)
+    base = Mixture(*(arrays[f"base.{name}"] for name in _MIXTURE)) if "base.means" in arrays else None
+    posterior = dataclasses.replace(posterior, log=log, stage=str(header.get("stage", "")), sites=sites, base=base)
     check_posterior(posterior)
     return posterior
 

@@ -1,0 +1,54 @@
+"""Several modes: a mixture at the modes is the base, with the right weights, in files too."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+
+import ddnf
+from ddnf.posterior.evaluate import draw
+from ddnf.posterior.mixture import Mixture
+from ddnf.posterior.objective import ReverseKL, whitening
+from ddnf.training import Draw
+from tests.models.cases import HARD
+
+
+@pytest.fixture(scope="module")
+def two():
+    case = HARD["two modes"]
+    return case, ddnf.fit_posterior(jr.key(0), ddnf.Target(case.log_density, 2), steps=500, progress=False)
+
+
+def test_weights_of_modes_are_recovered(two):
+    case, posterior = two
+    assert posterior.base is not None and not posterior.issues
+    z = np.asarray(posterior.sample(jr.key(1), 20_000))
+    assert_allclose(np.mean(z[:, 0] < 0), 0.3, atol=0.02)
+    assert_allclose(z.mean(axis=0), case.mean, atol=0.05 * 4)
+    assert_allclose(posterior.log_evidence, 0.0, atol=0.02)
+
+
+def test_density_and_files(two, tmp_path):
+    _, posterior = two
+    z, log_q = draw(posterior.flow, jr.key(0), 50, base=posterior.base)
+    assert_allclose(posterior.log_prob(z), log_q, atol=1e-6)
+    posterior.save(tmp_path / "p.ddnf")
+    loaded = ddnf.load(tmp_path / "p.ddnf")
+    assert isinstance(loaded, ddnf.Posterior)
+    assert_allclose(loaded.sample(jr.key(0), 10), posterior.sample(jr.key(0), 10))
+    assert str(loaded.log) == str(posterior.log) and loaded.stage == posterior.stage
+
+
+def test_gradients_vanish_where_the_mixture_is_the_target():
+    """The path gradient of each single draw is zero, as with a normal base."""
+    base = Mixture(
+        jnp.log(jnp.array([0.3, 0.7])), jnp.array([[-1.0, 0.0], [1.0, 0.0]]), jnp.eye(2) * jnp.ones((2, 1, 1))
+    )
+    whiten = whitening(np.zeros(2), np.eye(2), "full")
+    loss = ReverseKL(base.log_prob, None, None, 8, "path", 0, jnp.asarray(1.0), base)
+    value, slope = eqx.filter_value_and_grad(loss)(whiten.end(), Draw(jr.key(0), jnp.array(0), None))
+    assert_allclose(value, 0.0, atol=1e-7)
+    assert max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(slope)) < 1e-6
