@@ -10,7 +10,7 @@ from numpy.testing import assert_allclose
 
 import ddnf
 from ddnf.posterior.evaluate import draw
-from ddnf.posterior.mixture import Mixture
+from ddnf.posterior.mixture import ModeMixture
 from ddnf.posterior.objective import ReverseKL, whitening
 from ddnf.training import Draw
 from tests.models.cases import HARD
@@ -44,7 +44,7 @@ def test_density_and_files(two, tmp_path):
 
 def test_gradients_vanish_where_the_mixture_is_the_target():
     """The path gradient of each single draw is zero, as with a normal base."""
-    base = Mixture(
+    base = ModeMixture(
         jnp.log(jnp.array([0.3, 0.7])), jnp.array([[-1.0, 0.0], [1.0, 0.0]]), jnp.eye(2) * jnp.ones((2, 1, 1))
     )
     whiten = whitening(np.zeros(2), np.eye(2), "full")

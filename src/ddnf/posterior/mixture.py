@@ -22,11 +22,11 @@ _PRIOR = 0.02
 _LEAST_WEIGHT = 1e-4
 
 
-class Mixture(Base):
+class ModeMixture(Base):
     """sum_k w_k N(m_k, S_k S_k^T), with lower triangular S_k.
 
     Example:
-        >>> mixture = Mixture(jnp.log(jnp.array([0.5, 0.5])), jnp.array([[-1.0], [1.0]]), jnp.ones((2, 1, 1)))
+        >>> mixture = ModeMixture(jnp.log(jnp.array([0.5, 0.5])), jnp.array([[-1.0], [1.0]]), jnp.ones((2, 1, 1)))
         >>> round(float(mixture.log_prob(jnp.zeros(1))), 4)
         -1.4189
     """
@@ -65,7 +65,7 @@ class Mixture(Base):
         return x, jax.vmap(self._log_prob)(x)
 
 
-def mixture_at_modes(key: PRNGKeyArray, target: Target, modes: tuple[Gaussian, ...], whiten: Whitening) -> Mixture:
+def mixture_at_modes(key: PRNGKeyArray, target: Target, modes: tuple[Gaussian, ...], whiten: Whitening) -> ModeMixture:
     """The mixture of the Gaussians at the modes in coordinates of the whitening, adapted to the target.
 
     Weights start from the evidence of the components. Population Monte Carlo (Cappe et al., 2008) then corrects
@@ -76,7 +76,7 @@ def mixture_at_modes(key: PRNGKeyArray, target: Target, modes: tuple[Gaussian, .
     inverse = np.linalg.inv(scale)
     means = np.stack([inverse @ (g.mean - np.asarray(whiten.mean, float)) for g in modes])
     scales = np.stack([np.tril(inverse @ g.scale) for g in modes])
-    best = current = Mixture(_normalized(np.array([g.elbo for g in modes])), means, scales)
+    best = current = ModeMixture(_normalized(np.array([g.elbo for g in modes])), means, scales)
     best_share = 0.0
     for number in range(_ROUNDS):
         x, log_weights = _weigh(jr.fold_in(key, number), target, whiten, current)
@@ -92,12 +92,12 @@ def mixture_at_modes(key: PRNGKeyArray, target: Target, modes: tuple[Gaussian, .
 
 
 @eqx.filter_jit
-def _draw(mixture: Mixture, key):
+def _draw(mixture: ModeMixture, key):
     return mixture.draw(key, _DRAWS)
 
 
 @eqx.filter_jit
-def _component_log_probs(mixture: Mixture, x):
+def _component_log_probs(mixture: ModeMixture, x):
     return jax.vmap(mixture.component_log_probs)(x)
 
 
@@ -108,7 +108,7 @@ def _weigh(key, target, whiten, mixture):
     return x, np.where(np.isfinite(log_weights), log_weights, -np.inf)
 
 
-def _updated(mixture: Mixture, x, weights) -> Mixture:
+def _updated(mixture: ModeMixture, x, weights) -> ModeMixture:
     """Weights, and for components with enough effective draws also means and covariances, by weighted moments."""
     log_joint = np.asarray(_component_log_probs(mixture, x), float) + np.asarray(mixture.log_weights, float)
     shares = weights[:, None] * np.exp(log_joint - np.logaddexp.reduce(log_joint, axis=1, keepdims=True))
@@ -124,7 +124,7 @@ def _updated(mixture: Mixture, x, weights) -> Mixture:
         covariance = (centred * (share / share.sum())[:, None]).T @ centred
         covariance = (1 - _PRIOR) * covariance + _PRIOR * scales[k] @ scales[k].T
         means[k], scales[k] = mean, np.linalg.cholesky(covariance)
-    return Mixture(np.log(np.maximum(total / total.sum(), _LEAST_WEIGHT)), means, scales)
+    return ModeMixture(np.log(np.maximum(total / total.sum(), _LEAST_WEIGHT)), means, scales)
 
 
 def _normalized(log_weights):

@@ -19,7 +19,7 @@ from ddnf.posterior import evaluate
 from ddnf.posterior.diagnosis import KHAT
 from ddnf.posterior.importance import psis
 from ddnf.posterior.log import Log
-from ddnf.posterior.mixture import Mixture
+from ddnf.posterior.mixture import ModeMixture
 from ddnf.posterior.sites import Site, constrain_sites
 from ddnf.posterior.summary import Summary, summarize
 from ddnf.posterior.target import Target
@@ -61,7 +61,7 @@ class Posterior:
     log: Log = dataclasses.field(default_factory=Log)
     stage: str = ""
     sites: tuple[Site, ...] = ()
-    base: Mixture | None = None
+    base: ModeMixture | None = None
 
     @property
     def dim(self) -> int:

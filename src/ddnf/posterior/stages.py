@@ -25,7 +25,7 @@ from ddnf.posterior.diagnosis import EVALUATED, GOOD_KHAT, Diagnosis, Sample, di
 from ddnf.posterior.evaluate import LostFitError, draw
 from ddnf.posterior.issues import Evidence, gather_evidence, probe_points, random_starts
 from ddnf.posterior.log import Log, Row
-from ddnf.posterior.mixture import Mixture, mixture_at_modes
+from ddnf.posterior.mixture import ModeMixture, mixture_at_modes
 from ddnf.posterior.modes import LARGEST_FULL, Gaussian, Search, gaussians, merged, with_more_modes
 from ddnf.posterior.objective import End, Gradient, ReverseKL, Whitening, best_gradient, whitening
 from ddnf.posterior.proper import check_proper
@@ -71,7 +71,7 @@ class Candidate(NamedTuple):
     diagnosis: Diagnosis
     is_sound: bool
     skipped: int
-    base: Mixture | None
+    base: ModeMixture | None
 
     @property
     def is_good(self) -> bool:
@@ -111,7 +111,7 @@ class State:
     learning_rate: float
     modes: tuple[Gaussian, ...] = ()
     whitening: Whitening | None = None
-    base: Mixture | None = None
+    base: ModeMixture | None = None
     joined: int = 0
     initial: AbstractBijection | None = None
     trained: AbstractBijection | None = None

@@ -12,7 +12,7 @@ from flowjax.bijections import AbstractBijection
 
 from ddnf.density.columns import Column
 from ddnf.density.result import Density
-from ddnf.posterior.mixture import Mixture
+from ddnf.posterior.mixture import ModeMixture
 from ddnf.posterior.result import Posterior
 from ddnf.posterior.sites import constrain_sites
 
@@ -72,7 +72,7 @@ def check_posterior(posterior: Posterior) -> None:
     jax.eval_shape(partial(constrain_sites, posterior.sites), z)
 
 
-def _check_mixture(base: Mixture, dim: int) -> None:
+def _check_mixture(base: ModeMixture, dim: int) -> None:
     weights, means, scales = (np.asarray(a) for a in (base.log_weights, base.means, base.scales))
     count = weights.size
     is_shape = weights.shape == (count,) and means.shape == (count, dim) and scales.shape == (count, dim, dim)

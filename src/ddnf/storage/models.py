@@ -12,7 +12,7 @@ from ddnf.density.columns import Column
 from ddnf.density.mixture import Mixture
 from ddnf.density.result import Density
 from ddnf.posterior.log import Log, Row
-from ddnf.posterior.mixture import Mixture
+from ddnf.posterior.mixture import ModeMixture
 from ddnf.posterior.result import Posterior
 from ddnf.posterior.sites import Site, describe_target, missing_names
 from ddnf.posterior.target import Target
@@ -112,7 +112,7 @@ def _posterior(flow, header, arrays, issues) -> Posterior:
     log = Log(_row(row) for row in header.get("log", ()))
     course = arrays["losses"], arrays["seconds"]
     posterior = Posterior(flow, None, elbo, error, log_evidence, khat, ess, issues, *course)
-    base = Mixture(*(arrays[f"base.{name}"] for name in _MIXTURE)) if "base.means" in arrays else None
+    base = ModeMixture(*(arrays[f"base.{name}"] for name in _MIXTURE)) if "base.means" in arrays else None
     posterior = dataclasses.replace(posterior, log=log, stage=str(header.get("stage", "")), sites=sites, base=base)
     check_posterior(posterior)
     return posterior

@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Callable
 from functools import lru_cache
 from os import PathLike
+from threading import Lock
 from typing import NamedTuple
 
 import equinox as eqx
@@ -22,6 +23,9 @@ from ddnf.system.checks import check_count, check_key
 from ddnf.training.checkpoint import Checkpoints, fingerprint
 
 TOO_MANY_BAD = "too many steps were not finite"
+
+# Two chunks at once, from two threads, can wait for each other forever in the thread pool of a CPU with few cores.
+_RUNNING = Lock()
 
 
 class Draw(NamedTuple):
@@ -159,7 +163,8 @@ def fit(
         while reason is None:
             start = time.perf_counter()
             inputs = _inputs(key, state.chunk, data, chunk, batch)
-            state = jax.block_until_ready(_run(run, state, static, data, held_out, inputs))
+            with _RUNNING:
+                state = jax.block_until_ready(_run(run, state, static, data, held_out, inputs))
             seconds.append(time.perf_counter() - start)
             _show(bar, state, run)
             reason = _reason(state, chunk, steps, patience)
