@@ -9,7 +9,7 @@ define new_venv
 	$(PYTHON) -m venv $(1)
 endef
 
-.PHONY: setup test check lint types reproduce bench docs docs-serve dist clean
+.PHONY: setup test test-latest check lint types reproduce bench docs docs-serve dist clean
 
 setup: .venv/.installed
 
@@ -23,6 +23,15 @@ setup: .venv/.installed
 # The slow tests run where CI is set, and with `make test SLOW=1`.
 test: setup
 	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder $(if $(CI)$(SLOW),,-m "not slow")
+
+# The newest releases of everything, in an environment of their own: make test-latest PYTHON=python3.13
+.venv-latest/.installed: pyproject.toml
+	$(call new_venv,.venv-latest)
+	.venv-latest/bin/pip install --quiet --upgrade --editable '.[dev]'
+	touch $@
+
+test-latest: .venv-latest/.installed
+	.venv-latest/bin/pytest -n 2 --dist loadfile --no-loadscope-reorder $(if $(CI)$(SLOW),,-m "not slow")
 
 lint: setup
 	$(BIN)/ruff check .
@@ -72,7 +81,7 @@ dist:
 	cd dist && ../.venv-dist/bin/python -m doctest ../README.md
 
 clean:
-	for folder in .venv .venv-bench .venv-dist; do \
+	for folder in .venv .venv-bench .venv-dist .venv-latest; do \
 		if [ -e $$folder/.ddnf ] || [ -e $$folder/.installed ]; then rm -rf $$folder; fi; done
 	rm -rf .pytest_cache .ruff_cache
 	rm -f dist/ddnf-*.whl dist/ddnf-*.tar.gz

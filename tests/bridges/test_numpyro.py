@@ -279,7 +279,7 @@ def test_guide_checks_its_arguments():
         AutoDDNF(conjugate, init_scale=0.0)
     with pytest.raises(ValueError, match=r"Expected a flow of shape \(1,\) without condition; got \(2,\)"):
         _fit(conjugate, AutoDDNF(conjugate, flow=ddnf.DDNF(jr.key(0), 2)), Y)
-    with pytest.raises(ValueError, match="Expected blocks of at least 1; got 0"):
+    with pytest.raises(ValueError, match="Expected blocks to be an integer of at least 1; got 0"):
         _fit(conjugate, AutoDDNF(conjugate, blocks=0), Y)
 
 
