@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from threading import Thread
 
 import jax
 import jax.numpy as jnp
@@ -235,3 +236,14 @@ def test_keys_and_counts_are_checked_before_tracing():
         train.fit(0, jnp.zeros(3), quadratic, steps=10, optimizer=optax.sgd(0.1))
     with pytest.raises(ValueError, match=r"steps to be an integer of at least 1; got 1\.5"):
         fit(steps=1.5)
+
+
+def test_two_threads_do_not_wait_for_each_other():
+    """Two compiled chunks at once can block the thread pool of a CPU with few cores."""
+    results = []
+    threads = [Thread(target=lambda: results.append(fit().steps), daemon=True) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=120)
+    assert results == [300, 300]
