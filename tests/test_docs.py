@@ -1,0 +1,96 @@
+"""The documentation: every public name in the reference, tutorials that run, and a short README."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from docs._build import reference, results, tutorials
+
+import ddnf
+from ddnf import flows
+
+ROOT = Path(__file__).parents[1]
+# Sizes that run in seconds.
+TINY = {
+    "auto_encoder": ["--epochs", "1", "--images", "200"],
+    "large_data": ["--rows", "500", "--steps", "2"],
+    "numpyro_posterior": ["--steps", "50", "--draws", "100"],
+    "own_parts": ["--steps", "5"],
+    "pymc_posterior": ["--steps", "50", "--draws", "100"],
+    "simulation_inference": ["--simulations", "300", "--steps", "5"],
+    "table_density": ["--steps", "5", "--rows", "100"],
+    "trust": ["--steps", "5"],
+}
+SCRIPTS = {path.stem: path for path in tutorials.scripts(ROOT / "docs")}
+
+
+def test_every_public_name_has_a_topic():
+    """A new public name must be put under a topic of the reference."""
+    placed = [name for _, _, names in reference.TOPICS.values() for name in names]
+    assert sorted(placed) == sorted(ddnf.__all__)
+
+
+def test_every_public_name_is_in_the_reference():
+    text = "\n".join(reference.pages().values())
+    for name in ddnf.__all__:
+        assert f"::: ddnf.{name}\n" in text + "\n"
+    for name in flows.__all__:
+        assert name == "BASELINES" or f"::: ddnf.flows.{name}\n" in text + "\n"
+    for command in reference.COMMANDS:
+        assert f"## ddnf {command}" in text
+
+
+def test_results_are_made_from_the_files():
+    pages = results.pages()
+    assert "✗ not reproduced" in pages["results/claims.md"]
+    assert "eight_schools" in pages["results/posteriors.md"]
+    assert "settings of the baselines were not tuned" in pages["results/experiments.md"].replace("\n", " ")
+
+
+def test_every_page_is_in_the_navigation():
+    # The configuration of MkDocs has tags of its own in other projects; ours is plain YAML.
+    nav = re.findall(r"[\w/]+\.md", str(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]))
+    written = {str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md")}
+    made = {*reference.pages(), *results.pages(), "changelog.md"} | {
+        f"{path.parent.name}/{path.stem}.md" for path in SCRIPTS.values()
+    }
+    assert written | made == set(nav)
+
+
+def test_cells():
+    cells = tutorials.cells("# %% [hidden]\nx = 1\n# %% [markdown]\n# # Title\n#\n# Text\n# %%\nx")
+    assert [cell.kind for cell in cells] == ["hidden", "markdown", "code"]
+    assert cells[1].text == "# Title\n\nText"
+
+
+def test_a_page_has_code_output_and_pictures(tmp_path):
+    script = tmp_path / "small.py"
+    script.write_text(
+        "# %% [hidden]\nimport matplotlib.pyplot as plt\n# %% [markdown]\n# Text\n# %%\nx = 2\nprint(x)\nx + 1\n"
+        "# %%\nplt.plot([1, 2])\n"
+    )
+    tutorials.render(script, tmp_path)
+    page = (tmp_path / "small.md").read_text()
+    assert "Text\n\n```python\nx = 2" in page and "```text\n2\n3\n```" in page and "import matplotlib" not in page
+    assert len(list(tmp_path.glob("small-*.svg"))) == 1 and "Line2D" not in page
+
+
+def test_every_tutorial_is_run():
+    assert set(SCRIPTS) == set(TINY)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TINY)
+def test_tutorials_run(name, tmp_path):
+    command = [sys.executable, "-W", "ignore", str(SCRIPTS[name]), *TINY[name]]
+    environment = dict(PYTHONPATH=str(ROOT / "src"), MPLBACKEND="agg", PATH="", HOME=str(tmp_path), JAX_PLATFORMS="cpu")
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_readme_is_short():
+    lines = (ROOT / "README.md").read_text().splitlines()
+    assert len(lines) <= 120 and max(map(len, lines)) <= 140
