@@ -30,7 +30,12 @@ def fit(case, **options):
     return posterior, max(mean, np.max(np.abs(draws.std(axis=0) / case.deviation - 1)))
 
 
-@pytest.mark.parametrize("name", ["step", "narrow in broad", "two far modes", "small funnel", "NaN below"])
+def test_a_target_without_density_on_one_side_is_refused():
+    with pytest.raises(ValueError, match="Expected a log_density that is finite and smooth around its modes"):
+        fit(HARD["NaN below"], steps=1000, rounds=1)
+
+
+@pytest.mark.parametrize("name", ["step", "narrow in broad", "two far modes", "small funnel"])
 def test_a_wrong_fit_is_not_silent(name):
     posterior, error = fit(HARD[name], steps=1000, rounds=1)
     assert error < 0.1 or posterior.issues
