@@ -217,6 +217,7 @@ def test_training_with_another_rule_is_judged_by_the_exact_one():
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_regularizer_keeps_the_flow_short():
     def length(gamma):
         def regularizer(flow, x):

@@ -120,7 +120,7 @@ def _posterior(flow, header, arrays, issues) -> Posterior:
 
 def _density(flow, header, arrays, issues) -> Density:
     held: dict[str, Any] = {name: float(header["figures"][name]) for name in _DENSITY}
-    held |= {name: type(none)(header["figures"].get(name, none)) for name, none in _DENSITY_LATER.items()}
+    held |= {name: _figure(name, header["figures"].get(name, none), none) for name, none in _DENSITY_LATER.items()}
     held |= {name: arrays.get(name) for name in _DENSITY_ARRAYS}
     columns = tuple(Column(low, high, integer) for low, high, integer in header["columns"])
     names = None if header["names"] is None else tuple(header["names"])
@@ -128,6 +128,13 @@ def _density(flow, header, arrays, issues) -> Density:
     density = Density(flow, columns, names=names, issues=issues, base=base, **held)
     check_density(density)
     return density
+
+
+def _figure(name: str, value: Any, default: Any) -> Any:
+    """A figure that older files do not have, of the type of its default."""
+    if isinstance(default, bool) and not isinstance(value, bool):
+        raise ValueError(f"Expected {name} to be true or false; got {value!r:.60}.")
+    return type(default)(value)
 
 
 def _base(components: Any, dim: int, arrays: dict[str, np.ndarray]) -> Mixture | None:
