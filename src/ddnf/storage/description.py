@@ -94,7 +94,7 @@ def _is_alike(template: PyTree, model: PyTree) -> bool:
     def outline(leaf):
         if is_array(leaf):
             return leaf.shape, str(leaf.dtype) if is_key(leaf) else None
-        # FlowJAX makes some functions anew for each bijection: functions are compared by their names.
+        # FlowJAX creates some functions again for each bijection: functions are compared by their names.
         return getattr(leaf, "__module__", None), getattr(leaf, "__qualname__", leaf)
 
     (ours, structure), (theirs, other) = jax.tree.flatten(template), jax.tree.flatten(model)
