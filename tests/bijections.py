@@ -6,7 +6,7 @@ import equinox as eqx
 import jax.numpy as jnp
 import jax.random as jr
 
-from ddnf import DDNF, GatedField, midpoint, rk4
+from ddnf import DDNF, ScalingField, midpoint, rk4
 
 
 class TurningField(eqx.Module):
@@ -41,9 +41,9 @@ BIJECTIONS = {
     "rk4, condition": _flow(2, solver=rk4, condition_dim=2),
     "guaranteed": _flow(3, output_scale=5.0, lipschitz=0.8),
     "guaranteed, condition": _flow(2, output_scale=5.0, lipschitz=0.8, condition_dim=2, context_rank=1),
-    "gated": _flow(4, field=partial(GatedField, dim=4, units=3, output_scale=0.3)),
-    "gated, condition": _flow(
-        6, field=partial(GatedField, dim=6, units=5, condition_dim=2, output_scale=0.2), condition_dim=2
+    "scaling": _flow(4, field=partial(ScalingField, dim=4, units=2, output_scale=0.3)),
+    "scaling, condition": _flow(
+        6, field=partial(ScalingField, dim=6, units=5, condition_dim=2, output_scale=0.2), condition_dim=2
     ),
     "own module": _flow(2, field=TurningField),
     "own function": _flow(3, field=lambda key: lambda z, condition: jnp.sin(z[::-1]) / 2),

@@ -25,7 +25,7 @@ from ddnf.storage.file import pack, read, unpack, write
 from tests.bijections import BIJECTIONS as FLOWS
 from tests.bijections import TurningField
 
-OWN = ("own module", "own function", "gated", "gated, condition")
+OWN = ("own module", "own function")
 SQUARE = jnp.array([[1.5, 0.3], [-0.2, 0.7]])
 
 

@@ -16,14 +16,14 @@ from jaxtyping import Array, Float
 
 from ddnf.flow.activation import ACTIVATIONS
 from ddnf.flow.layer import Layer, times
-from ddnf.flow.step import AbstractBoundField, AutodiffStep, FactoredEulerStep, trace
+from ddnf.flow.step import AbstractFactoredField
 
 # With lanes, a core of at most this many columns is built column by column, which runs faster; a wider one as a whole,
 # which compiles faster.
 _MOST_SEPARATE_COLUMNS = 16
 
 
-class BoundMLP(AbstractBoundField):
+class BoundMLP(AbstractFactoredField):
     """z -> v(z), with everything that does not depend on z computed.
 
     Attributes:
@@ -48,9 +48,6 @@ class BoundMLP(AbstractBoundField):
         self.gain = jnp.ones((), layers[0].weight.dtype)
         self.first_columns = _first_columns(layers, self.narrow)
 
-    def __call__(self, z: Float[Array, "dim *lanes"]) -> Float[Array, "dim *lanes"]:
-        return self.linearize(z).velocity
-
     @property
     def rank(self) -> int:
         """The rank r of the Jacobian."""
@@ -64,13 +61,6 @@ class BoundMLP(AbstractBoundField):
             z, slope = activation(layer(z))
             slopes.append(slope)
         return LinearizedMLP(self.gain * self.layers[-1](z), tuple(slopes), self)
-
-    def step(self, solver, dt):
-        return (FactoredEulerStep if solver.is_euler else AutodiffStep)(solver, self, dt)
-
-    def divergence(self, z):
-        linear = self.linearize(z)
-        return linear.velocity, trace(linear.core())
 
     def reversed(self):
         return self._scaled(-1.0)

@@ -10,7 +10,7 @@ from abc import abstractmethod
 from collections.abc import Callable
 from functools import reduce
 from operator import add
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import equinox as eqx
 import jax
@@ -75,6 +75,7 @@ class BoundFunction(AbstractBoundField):
         return jnp.array(jnp.inf)
 
 
+@runtime_checkable
 class Linearization(Protocol):
     """A velocity and its Jacobian J = A B of rank r, as products that never build a d x d matrix."""
 
@@ -91,6 +92,24 @@ class Linearization(Protocol):
     def core(self) -> Any:
         """The r x r matrix B A, as a sequence (or leading axis) of its columns."""
         ...
+
+
+class AbstractFactoredField(AbstractBoundField):
+    """A bound field that knows its Jacobian in factored form: Euler steps of it take r x r algebra."""
+
+    @abstractmethod
+    def linearize(self, z: Float[Array, "dim *lanes"]) -> Linearization:
+        """The velocity at z, with its Jacobian."""
+
+    def __call__(self, z):
+        return self.linearize(z).velocity
+
+    def step(self, solver, dt):
+        return (FactoredEulerStep if solver.is_euler else AutodiffStep)(solver, self, dt)
+
+    def divergence(self, z):
+        linear = self.linearize(z)
+        return linear.velocity, trace(linear.core())
 
 
 class AbstractTangent(eqx.Module):

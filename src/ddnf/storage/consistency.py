@@ -15,6 +15,7 @@ from ddnf.density.result import Density
 from ddnf.posterior.mixture import ModeMixture
 from ddnf.posterior.result import Posterior
 from ddnf.posterior.sites import constrain_sites
+from ddnf.storage.schema import check_schema
 
 
 def check_flow(flow: AbstractBijection) -> None:
@@ -50,6 +51,9 @@ def check_density(density: Density) -> None:
         _check_vector("condition_scale", density.condition_scale, len(condition))
         _check((density.condition_scale > 0).all(), "positive scales of the conditions", "others")
     count = dim + (0 if condition is None else len(condition))
+    if density.schema is not None:
+        check_schema(density)
+        count = len(density.schema.names)
     names = density.names
     _check(names is None or (len(names) == count and _are_strings(names)), f"{count} names", f"{names!r:.80}")
     _check_course(density, ("losses", "values", "seconds"))

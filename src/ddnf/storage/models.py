@@ -16,15 +16,23 @@ from ddnf.posterior.mixture import ModeMixture
 from ddnf.posterior.result import Posterior
 from ddnf.posterior.sites import Site, describe_target, missing_names
 from ddnf.posterior.target import Target
+from ddnf.storage.chains import CHAIN_FIGURES, pack_chains, unpack_chains
 from ddnf.storage.consistency import check_density, check_finite, check_flow, check_issues, check_posterior
 from ddnf.storage.description import describe, restore
 from ddnf.storage.file import pack, read, unpack, write
+from ddnf.storage.schema import describe_schema, restore_schema
 
 _POSTERIOR = ("elbo", "elbo_error", "log_evidence", "khat", "ess")
 _MIXTURE = ("log_weights", "means", "scales")
 _DENSITY = ("log_likelihood", "train_log_likelihood")
 # Older files lack these.
-_DENSITY_LATER = {"log_likelihood_error": float("nan"), "train_rows": 0, "held_out_rows": 0, "is_trained": True}
+_DENSITY_LATER = {
+    "log_likelihood_error": float("nan"),
+    "train_rows": 0,
+    "held_out_rows": 0,
+    "is_trained": True,
+    "dropped_rows": 0,
+}
 _DENSITY_ARRAYS = ("mean", "scale", "condition_mean", "condition_scale", "losses", "values", "seconds")
 
 
@@ -45,10 +53,15 @@ def save(path: str | PathLike, model: Posterior | Density, *, overwrite: bool = 
     arrays = {f"flow{name}": array for name, array in pack(model.flow).items()}
     if isinstance(model, Posterior):
         figures = {name: getattr(model, name) for name in _POSTERIOR}
+        error = model.log_evidence_error
+        figures["log_evidence_error"] = None if error != error else error
         sites = model.sites if model.target is None else describe_target(model.target)
         rows = [[None if cell != cell else cell for cell in row] for row in model.log]  # JSON has no NaN
         if model.base is not None:
             arrays |= {f"base.{name}": np.asarray(getattr(model.base, name)) for name in _MIXTURE}
+        if model.chains is not None:
+            arrays |= {f"chains.{name}": array for name, array in pack_chains(model.chains).items()}
+            header["chains"] = {name: getattr(model.chains, name) for name in CHAIN_FIGURES}
         header |= dict(figures=figures, sites=[list(site) for site in sites], log=rows, stage=model.stage)
         write(path, "posterior", header, arrays | dict(losses=model.losses, seconds=model.seconds), overwrite=overwrite)
         return
@@ -58,7 +71,8 @@ def save(path: str | PathLike, model: Posterior | Density, *, overwrite: bool = 
     if model.base is not None:
         header |= dict(components=len(model.base.logits))
         held |= {f"base{name}": array for name, array in pack(model.base).items()}
-    write(path, "density", header, arrays | held, overwrite=overwrite)
+    described, counted = describe_schema(model)
+    write(path, "density", header | described, arrays | held | counted, overwrite=overwrite)
 
 
 def load(
@@ -113,7 +127,15 @@ def _posterior(flow, header, arrays, issues) -> Posterior:
     course = arrays["losses"], arrays["seconds"]
     posterior = Posterior(flow, None, elbo, error, log_evidence, khat, ess, issues, *course)
     base = ModeMixture(*(arrays[f"base.{name}"] for name in _MIXTURE)) if "base.means" in arrays else None
-    posterior = dataclasses.replace(posterior, log=log, stage=str(header.get("stage", "")), sites=sites, base=base)
+    posterior = dataclasses.replace(
+        posterior,
+        log=log,
+        stage=str(header.get("stage", "")),
+        sites=sites,
+        base=base,
+        log_evidence_error=_number(header["figures"].get("log_evidence_error")),
+        chains=unpack_chains(header["chains"], arrays, flow.shape[0]) if "chains" in header else None,
+    )
     check_posterior(posterior)
     return posterior
 
@@ -125,7 +147,10 @@ def _density(flow, header, arrays, issues) -> Density:
     columns = tuple(Column(low, high, integer) for low, high, integer in header["columns"])
     names = None if header["names"] is None else tuple(header["names"])
     base = _base(header.get("components"), flow.shape[0], arrays)
-    density = Density(flow, columns, names=names, issues=issues, base=base, **held)
+    schema, categories = restore_schema(header, arrays)
+    density = Density(
+        flow, columns, names=names, issues=issues, base=base, schema=schema, categories=categories, **held
+    )
     check_density(density)
     return density
 
@@ -148,6 +173,10 @@ def _base(components: Any, dim: int, arrays: dict[str, np.ndarray]) -> Mixture |
 
 
 _READERS = {"posterior": _posterior, "density": _density}
+
+
+def _number(value: Any) -> float:
+    return float("nan") if value is None else float(value)
 
 
 def _row(cells: list[Any]) -> Row:

@@ -24,6 +24,7 @@ from ddnf.density.whitening import Whitening
 from ddnf.flow.bijection import DDNF
 from ddnf.flow.field import MLPField
 from ddnf.flow.log_det import Divergence, Exact, LogDet, PrintedTaylor, Taylor, Unbiased
+from ddnf.flow.scaling import ScalingField
 from ddnf.flow.solver import euler, midpoint, rk4
 from ddnf.flows.affine import DiagonalAffine, FullAffine
 from ddnf.flows.autoregressive import floored_affine, invert_autoregressive
@@ -40,6 +41,8 @@ def kind_of(part: Any) -> str:
     name = type(part).__name__
     if type(part) is fj.Affine and isinstance(part.scale, paramax.Parameterize) and _is_floored(part.scale):
         name = "FlooredAffine"
+    if type(part) is DDNF and type(part.fields) is ScalingField:
+        name = "ScalingDDNF"
     if name not in KINDS or KINDS[name].cls is not type(part):
         raise UnknownPartError(f"a {type(part).__module__}.{type(part).__qualname__}")
     return name
@@ -146,13 +149,10 @@ def _context_rank(flow: DDNF) -> int:
     return 0 if contexts is None or contexts[0].update is None else contexts[0].update[0].shape[-1]
 
 
-_DDNF = {
+_SHARED = {
     "dim": DIM,
     **{name: Setting(int, attrgetter(name)) for name in ("blocks", "steps")},
-    "hidden": Setting(list[int], lambda flow: [w.shape[-2] for w in _field(flow).weights[:-1]], _sizes),
     "condition_dim": CONDITION,
-    "activation": Setting(str, lambda flow: _field(flow).activation),
-    "context_rank": Setting(int, _context_rank),
     "solver": _one_of(dict(euler=euler, midpoint=midpoint, rk4=rk4), attrgetter("solver"), "a DDNF with the solver"),
     "log_det": Setting(LogDet, attrgetter("log_det")),
     "inverse": Setting(str, attrgetter("inversion")),
@@ -160,6 +160,19 @@ _DDNF = {
     "recompute": Setting(str, attrgetter("recompute")),
     "frozen": FROZEN,
 }
+_DDNF = _SHARED | {
+    "hidden": Setting(list[int], lambda flow: [w.shape[-2] for w in _field(flow).weights[:-1]], _sizes),
+    "activation": Setting(str, lambda flow: _field(flow).activation),
+    "context_rank": Setting(int, _context_rank),
+}
+_SCALING = _SHARED | {"units": Setting(int, lambda flow: paramax.unwrap(flow.fields).rank)}
+
+
+def _scaling_flow(dim, condition_dim, units, **settings) -> DDNF:
+    field = eqx.Partial(ScalingField, dim=dim, units=units, condition_dim=condition_dim)
+    return DDNF(jr.key(0), dim, condition_dim=condition_dim, field=field, **settings)
+
+
 _PROBED = {
     "probes": Setting(int | None, attrgetter("probes")),
     "kind": Setting(str, attrgetter("kind")),
@@ -309,6 +322,7 @@ def _unwrapped(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 KINDS = {
     "DDNF": Kind(DDNF, _DDNF, lambda **settings: DDNF(jr.key(0), **settings)),
+    "ScalingDDNF": Kind(DDNF, _SCALING, _scaling_flow),
     "Exact": Kind(Exact, {}, Exact),
     "Taylor": Kind(Taylor, {"order": Setting(int, attrgetter("order"))} | _PROBED, Taylor),
     "PrintedTaylor": Kind(PrintedTaylor, _PROBED, PrintedTaylor),
