@@ -2,9 +2,9 @@
 
 python benchmarks/honesty.py [--out results/honesty.json] [--only NAME] [--seeds 3] [--again]
 
-A fit is wrong if a mean of its draws is off by more than 0.1 deviations or a deviation by more than 10 %. It is
-silent if it is wrong and neither an issue nor an error said so. An issue of a fit that is right is a false alarm. Each
-row is saved when it is done; rows that are there already are not computed again.
+A fit is wrong if a mean of its draws is off by more than 0.1 deviations or a deviation by more than 10 %, plus three
+Monte Carlo errors. It is silent if it is wrong and neither an issue nor an error said so. An issue of a fit that is
+right is a false alarm. Each row is saved when it is done; rows that are there already are not computed again.
 """
 
 import argparse
@@ -20,20 +20,19 @@ sys.path.insert(0, str(ROOT))
 import jax
 import jax.random as jr
 import numpy as np
-from tests.models.cases import EASY, HARD, Case
+from tests.models.cases import EASY, HARD, Case, Judged, judge
 
 import ddnf
 
-DRAWS = 50_000
+DRAWS = 10_000
 KINDS = {"hard": HARD, "easy": EASY}
 
 
-def errors(case: Case, draws: np.ndarray) -> tuple[float, float]:
-    """The largest error of a mean in deviations, and of a deviation as a share; infinite where there is no truth."""
+def judged(case: Case, draws: np.ndarray, ess: float) -> Judged:
+    """The errors of draws; infinite where there is no truth."""
     if case.mean is None or case.deviation is None or not np.isfinite(case.deviation).all():
-        return np.inf, np.inf
-    mean = np.max(np.abs(draws.mean(axis=0) - case.mean) / case.deviation)
-    return float(mean), float(np.max(np.abs(draws.std(axis=0) / case.deviation - 1)))
+        return Judged(np.inf, np.inf, False)
+    return judge(draws, case.mean, case.deviation, ess=ess, tolerance=0.1, kurtosis=case.kurtosis)
 
 
 def run(case: Case, seed: int) -> dict:
@@ -45,8 +44,9 @@ def run(case: Case, seed: int) -> dict:
             posterior = ddnf.fit_posterior(jr.key(seed), ddnf.Target(case.log_density, case.dim), progress=False)
     except ValueError as error:
         return dict(verdict="refused", said=[str(error)], seconds=round(time.perf_counter() - start, 1))
-    mean, deviation = errors(case, np.asarray(posterior.sample(jr.key(seed + 1000), DRAWS), float))
-    is_right, is_silent = mean < 0.1 and deviation < 0.1, not posterior.issues
+    draws = np.asarray(posterior.sample(jr.key(seed + 1000), DRAWS), float)
+    mean, deviation, is_right = judged(case, draws, DRAWS if posterior.chains is None else posterior.chains.ess)
+    is_silent = not posterior.issues
     verdicts = {(True, True): "right", (True, False): "false alarm", (False, True): "SILENT", (False, False): "warned"}
     return dict(
         verdict=verdicts[is_right, is_silent],

@@ -55,9 +55,13 @@ def with_parameter(y):
     numpyro.sample("y", dist.Normal(mean, 1.0), obs=y)
 
 
-def discrete():
-    numpyro.sample("k", dist.Bernoulli(0.5))
-    numpyro.sample("mean", dist.Normal(0.0, 1.0))
+def discrete(y):
+    """Each observation belongs to one of two groups."""
+    weight = numpyro.sample("weight", dist.Beta(2.0, 2.0))
+    mean = jnp.asarray(numpyro.sample("mean", dist.Normal(jnp.array([-2.0, 2.0]), 1.0).to_event(1)))
+    with numpyro.plate("rows", len(y)):
+        group = numpyro.sample("group", dist.Bernoulli(weight))
+        numpyro.sample("y", dist.Normal(mean[group], 1.0), obs=y)
 
 
 def counts():
@@ -126,11 +130,43 @@ def test_parameters_of_the_model_stay():
     assert_allclose(target.log_density(jnp.array([0.5])), expected)
 
 
+# NumPyro warns that it enumerates, and so does funsor about its own use of JAX.
+@pytest.mark.filterwarnings("ignore")
+def test_discrete_sites_are_summed_out():
+    target = from_numpyro(discrete, Y)
+    z = jnp.array([-1.0, 1.0, 0.3])  # in the order of names: mean, weight
+    weight = 1 / (1 + jnp.exp(-0.3))
+    parts = [jnp.log(w) + dist.Normal(m, 1.0).log_prob(Y) for w, m in ((1 - weight, -1.0), (weight, 1.0))]
+    expected = dist.Beta(2.0, 2.0).log_prob(weight) + jnp.log(weight * (1 - weight)) + jnp.logaddexp(*parts).sum()
+    expected += dist.Normal(jnp.array([-2.0, 2.0]), 1.0).log_prob(z[:2]).sum()
+    assert target.dim == 3 and target.constrain is not None
+    assert_allclose(target.log_density(z), expected)
+    assert set(target.constrain(z)) == {"mean", "weight"}
+
+
+def test_arviz_gets_axes_likelihoods_data_and_predictions():
+    def model(y):
+        mean = numpyro.sample("mean", dist.Normal(0.0, 1.0))
+        with numpyro.plate("rows", len(y)):
+            effect = numpyro.sample("effect", dist.Normal(mean, 1.0))
+            numpyro.sample("y", dist.Normal(effect, 1.0), obs=y)
+
+    target = from_numpyro(model, Y)
+    flow = Affine(jnp.zeros(target.dim))
+    figures = dict(elbo=0.0, elbo_error=0.0, log_evidence=0.0, khat=0.0, ess=1.0)
+    posterior = ddnf.Posterior(flow, target, **figures, issues=(), losses=np.zeros(0), seconds=np.zeros(0))
+    data = posterior.to_arviz(jr.key(0), 20, predictive=True)
+    assert data.posterior["effect"].dims == ("chain", "draw", "rows")
+    assert data.observed_data["y"].dims == ("rows",)
+    assert data.posterior_predictive["y"].shape == (1, 20, len(Y))
+    effect = data.posterior["effect"].values
+    assert_allclose(data.log_likelihood["y"], dist.Normal(effect, 1.0).log_prob(Y), rtol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("model", "args", "message"),
     [
-        (discrete, (), "continuous parameters.*got discrete k: sum it out"),
-        (counts, (), "got discrete k"),
+        (counts, (), "continuous parameters.*got discrete k, which cannot be enumerated: sum it out"),
         (without_parameters, (Y,), "got no parameters"),
         (with_parameter, (), "it raised TypeError: .* missing 1 required"),
         (subsampled, (Y,), "got a subsample in rows"),

@@ -122,7 +122,7 @@ def test_fit_finds_a_conjugate_posterior(pm):
     with pm.Model() as model:
         rate = pm.Gamma("rate", 3.0, 1.0)
         pm.Poisson("y", rate, observed=[2, 4, 3])
-    posterior = ddnf.fit_posterior(jr.key(0), from_pymc(model), steps=200, rounds=1, progress=False)
+    posterior = ddnf.fit_posterior(jr.key(0), from_pymc(model), steps=200, rounds=1, exact="never", progress=False)
     draws = np.asarray(posterior.sample(jr.key(1), 4000)["rate"])
     assert_allclose(draws.mean(), 12 / 4, rtol=0.02)
     assert_allclose(draws.std(), 12**0.5 / 4, rtol=0.05)
@@ -191,3 +191,21 @@ def test_named_draws_in_files_and_in_log_prob(pm, tmp_path):
     assert set(found) == {"positive", "interval", "above", "simplex", "ordered"}
     for name, values in found.items():
         assert_allclose(values, draws[name], atol=1e-6)
+
+
+def test_arviz_gets_coords_likelihoods_data_and_predictions(pm):
+    with pm.Model(coords={"school": ["a", "b", "c"]}) as model:
+        mean = pm.Normal("mean", 0.0, 1.0)
+        effect = pm.Normal("effect", mean, 1.0, dims="school")
+        pm.Normal("y", effect, 1.0, observed=Y, dims="school")
+    target = from_pymc(model)
+    figures = dict(elbo=0.0, elbo_error=0.0, log_evidence=0.0, khat=0.0, ess=1.0)
+    flow = Affine(jnp.zeros(target.dim))
+    posterior = ddnf.Posterior(flow, target, **figures, issues=(), losses=np.zeros(0), seconds=np.zeros(0))
+    data = posterior.to_arviz(jr.key(0), 20, predictive=True)
+    assert data.posterior["effect"].dims == ("chain", "draw", "school")
+    assert data.posterior["school"].values.tolist() == ["a", "b", "c"]
+    assert data.observed_data["y"].values.tolist() == Y.tolist()
+    assert data.posterior_predictive["y"].shape == (1, 20, 3)
+    effect = data.posterior["effect"].values
+    assert_allclose(data.log_likelihood["y"], -((Y - effect) ** 2) / 2 - np.log(2 * np.pi) / 2, rtol=1e-5)

@@ -12,12 +12,44 @@ Density = Callable[[jax.Array], jax.Array]
 
 
 class Case(NamedTuple):
-    """A log density with its marginal means and deviations; None where it has no integral."""
+    """A log density with its marginal means and deviations; None where it has no integral.
+
+    `kurtosis` is given where draws underestimate it, and with it the Monte Carlo error of their deviations.
+    """
 
     log_density: Density
     mean: np.ndarray | None
     deviation: np.ndarray | None
     dim: int
+    kurtosis: np.ndarray | None = None
+
+
+class Judged(NamedTuple):
+    """The largest errors of means (in deviations) and of deviations (as a share), and whether both are tolerable."""
+
+    mean: float
+    deviation: float
+    is_right: bool
+
+
+def judge(
+    draws: np.ndarray,
+    mean: np.ndarray,
+    deviation: np.ndarray,
+    *,
+    ess: float,
+    tolerance: float,
+    kurtosis: np.ndarray | None = None,
+) -> Judged:
+    """Compares draws (n, dim) with known moments, up to a tolerance and three Monte Carlo errors of `ess` draws."""
+    shift = np.abs(draws.mean(axis=0) - mean) / deviation
+    stretch = np.abs(draws.std(axis=0) / deviation - 1)
+    standard = (draws - draws.mean(axis=0)) / np.maximum(draws.std(axis=0), 1e-300)
+    # The variance of a deviation depends on the kurtosis, which is large for funnels and heavy tails.
+    kurtosis = np.mean(standard**4, axis=0) if kurtosis is None else kurtosis
+    noise = np.sqrt(np.maximum(kurtosis - 1, 0) / (4 * ess))
+    is_right = (shift < tolerance + 3 / np.sqrt(ess)).all() and (stretch < tolerance + 3 * noise).all()
+    return Judged(float(shift.max()), float(stretch.max()), bool(is_right))
 
 
 def case(log_density: Density, mean, deviation) -> Case:
@@ -92,7 +124,8 @@ def funnel(dim: int, scale: float) -> Case:
     def log_density(z):
         return norm.logpdf(z[0], 0, scale) + jnp.sum(norm.logpdf(z[1:], 0, jnp.exp(z[0] / 2)))
 
-    return case(log_density, np.zeros(dim), [scale, *np.full(dim - 1, np.exp(scale**2 / 4))])
+    found = case(log_density, np.zeros(dim), [scale, *np.full(dim - 1, np.exp(scale**2 / 4))])
+    return found._replace(kurtosis=np.array([3.0, *np.full(dim - 1, 3 * np.exp(scale**2))]))
 
 
 def rosenbrock(pairs: int, width: float) -> Case:

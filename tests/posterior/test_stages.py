@@ -11,11 +11,11 @@ from ddnf.posterior.chains import run_chains
 from ddnf.posterior.curvature import Derivatives
 from ddnf.posterior.diagnosis import Sample
 from ddnf.posterior.modes import Search
+from ddnf.posterior.policy import next_stage
 from ddnf.posterior.regions import Normal, missed_mass
-from ddnf.posterior.stages import next_stage
 from tests.models.cases import EASY, HARD, gaussian
 
-QUICK = dict(progress=False, steps=200)
+QUICK = dict(progress=False, steps=200, exact="never")
 
 
 def small(dim):
@@ -36,10 +36,10 @@ def test_a_gaussian_needs_no_training():
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_the_base_is_returned_where_training_makes_it_worse():
-    """In 300 dimensions, with a learning rate that is far too large."""
-    precision = np.linspace(1.0, 3.0, 300)
-    target = ddnf.Target(lambda z: -jnp.sum(precision * z**2) / 2 - jnp.sum(jnp.log(jnp.cosh(0.3 * z))), 300)
-    options = dict(flow=small(300), end="full", steps=20, rounds=1, learning_rate=3.0, progress=False)
+    """In 100 dimensions, with a learning rate that is far too large."""
+    precision = np.linspace(1.0, 3.0, 100)
+    target = ddnf.Target(lambda z: -jnp.sum(precision * z**2) / 2 - jnp.sum(jnp.log(jnp.cosh(0.3 * z))), 100)
+    options = dict(exact="never", flow=small(100), end="full", steps=20, rounds=1, learning_rate=3.0, progress=False)
     posterior = ddnf.fit_posterior(jr.key(0), target, **options)
     base, flow = posterior.log[1], posterior.log[2]
     assert flow.elbo < base.elbo and posterior.stage == "base"
@@ -51,12 +51,33 @@ def test_training_that_is_not_finite_says_once_what_the_result_is():
         return jnp.where(jnp.abs(z[0]) < 2.5, student(z), jnp.nan)
 
     with pytest.warns(RuntimeWarning) as caught:
-        posterior = ddnf.fit_posterior(jr.key(0), ddnf.Target(density, 2), flow=small(2), rounds=2, **QUICK)
+        posterior = ddnf.fit_posterior(
+            jr.key(0), ddnf.Target(density, 2), flow=small(2), rounds=2, gradient="total", **QUICK
+        )
     texts = [str(warning.message) for warning in caught]
     assert tuple(texts) == posterior.issues
     about = [text for text in texts if "Training was not finite" in text or "were skipped" in text]
     assert len(about) == 1 and f"stage {posterior.stage}" in about[0], texts
-    assert any("not finite at" in text for text in texts)
+
+
+def test_draws_without_density_are_an_issue():
+    from ddnf.posterior.issues import find_issues, gather_evidence
+
+    target = ddnf.Target(lambda z: jnp.where(jnp.abs(z[0]) < 2.0, student(z), jnp.nan), 2)
+    issues = find_issues(gather_evidence(jr.key(0), small(2), target, np.zeros(0)))
+    assert any("not finite at" in issue for issue in issues)
+
+
+def test_a_larger_flow_has_checkpoints_of_its_own():
+    from ddnf.posterior.stages import _checkpoint
+    from ddnf.posterior.state import Settings, State
+
+    target = ddnf.Target(student, 2)
+    settings = Settings(
+        target, None, 10, 8, 1, 1, "full", None, None, None, "run", "auto", False, *jr.split(jr.key(0), 4)
+    )
+    names = {_checkpoint(State(settings, Search(target), 0.1, is_enlarged=larger)) for larger in (False, True)}
+    assert len(names) == 2
 
 
 def test_log_and_print(capsys):
@@ -102,6 +123,7 @@ _twice.defvjp(lambda x: (2 * x, None), lambda _, g: (2 * g,))
 _square.defvjp(lambda x: (x**2, x), lambda x, g: (_twice(x) * g,))
 
 
+@pytest.mark.slow
 def test_curvature_without_forward_mode():
     scales = jnp.array([1e-3, 1.0, 1e3])
 
@@ -161,9 +183,9 @@ def test_mass_beside_the_fit_is_found():
 
 
 def test_policy_begins_with_the_modes():
-    from ddnf.posterior.stages import Settings, State
+    from ddnf.posterior.state import Settings, State
 
     target = ddnf.Target(student, 2)
     keys = jr.split(jr.key(0), 4)
-    settings = Settings(target, None, 10, 8, 1, 1, "full", None, None, None, None, False, *keys)
+    settings = Settings(target, None, 10, 8, 1, 1, "full", None, None, None, None, "auto", False, *keys)
     assert next_stage(State(settings, Search(target), 0.1)).name == "modes"

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import jax.random as jr
+import numpy as np
 from flowjax.bijections import AbstractBijection, Affine, Chain, TriangularAffine
 from flowjax.distributions import StandardNormal, Transformed
 from jax.flatten_util import ravel_pytree
@@ -14,7 +15,7 @@ from jax.flatten_util import ravel_pytree
 from ddnf.flow.bijection import DDNF
 from ddnf.posterior.sites import Site
 from ddnf.posterior.stages import default_flow
-from ddnf.posterior.target import Target
+from ddnf.posterior.target import Details, Target
 from ddnf.system.optional import require
 
 numpyro = require("numpyro", "numpyro")
@@ -34,7 +35,8 @@ def from_numpyro(model: Callable, *args: Any, **kwargs: Any) -> Target:
     in several threads: tracing is serialized.
 
     Args:
-        model: a function with NumPyro's primitives; its sites are continuous or observed, its data not subsampled.
+        model: a function with NumPyro's primitives, its data not subsampled. Discrete sites that NumPyro can enumerate
+            are summed out, which takes funsor: ``pip install 'ddnf[numpyro-discrete]'``; draws do not have them.
         args, kwargs: arguments of the model.
 
     Example:
@@ -48,37 +50,33 @@ def from_numpyro(model: Callable, *args: Any, **kwargs: Any) -> Target:
         >>> list(target.constrain(jnp.zeros(1)))
         ['scale']
     """
-    faults = []
+    faults, discrete = [], {}
 
     def prototype(key):
         seeded = handlers.substitute(handlers.seed(model, key), substitute_fn=infer.init_to_uniform)
-        faults.extend(filter(None, map(_fault, handlers.trace(seeded).get_trace(*args, **kwargs).values())))
+        trace = handlers.trace(seeded).get_trace(*args, **kwargs)
+        faults.extend(filter(None, map(_fault, trace.values())))
         if faults:
             return {}
+        discrete.update({name: site for name, site in trace.items() if _is_discrete(site)})
+        if discrete:
+            discrete["model"] = _enumerated(model, trace)
         info = util.initialize_model(key, model, model_args=args, model_kwargs=kwargs, validate_grad=False)
         return info.param_info.z
 
-    # Only shapes are needed: nothing is compiled or run here.
-    try:
-        with _TRACING:
-            shapes = jax.eval_shape(prototype, jr.key(0))
-    except Exception as error:
-        first = (str(error).strip().splitlines() or [""])[0]
-        message = f"Expected a NumPyro model that runs on the arguments; it raised {type(error).__name__}: {first}"
-        raise ValueError(message) from error
-    if not shapes:
-        got = ", ".join(faults) or "no parameters"
-        raise ValueError(f"Expected a NumPyro model with continuous parameters and all of its data; got {got}.")
+    shapes = _shapes(prototype, faults)
     flat, unravel = ravel_pytree(jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes))
     seeded = handlers.seed(model, jr.key(0))
+    summed = handlers.seed(discrete.pop("model"), jr.key(0)) if discrete else seeded
 
     def log_density(z):
         with _TRACING:
-            return -util.potential_energy(seeded, args, kwargs, unravel(z.astype(flat.dtype)))
+            return -util.potential_energy(summed, args, kwargs, unravel(z.astype(flat.dtype)), enum=bool(discrete))
 
     def constrain(z):
-        with _TRACING:
-            return util.constrain_fn(seeded, args, kwargs, unravel(z.astype(flat.dtype)), return_deterministic=True)
+        with _TRACING:  # without deterministic sites, which may depend on discrete ones
+            point = unravel(z.astype(flat.dtype))
+            return util.constrain_fn(seeded, args, kwargs, point, return_deterministic=not discrete)
 
     def unconstrain(draw):
         with _TRACING:
@@ -92,7 +90,81 @@ def from_numpyro(model: Callable, *args: Any, **kwargs: Any) -> Target:
         # Flattened dicts are in the order of their keys.
         return tuple(_site(name, shapes[name].shape, trace[name]["fn"].support) for name in sorted(shapes))
 
-    return Target(log_density, int(flat.size), constrain=constrain, unconstrain=unconstrain, sites=sites)
+    def details():
+        with _TRACING:
+            return _details(model, args, kwargs, constrain)
+
+    return Target(
+        log_density,
+        int(flat.size),
+        constrain=constrain,
+        unconstrain=unconstrain,
+        sites=sites,
+        details=None if discrete else details,
+    )
+
+
+def _shapes(prototype, faults: list[str]) -> dict[str, Any]:
+    """Shapes of the parameters; a clear error where the model cannot be run or has none."""
+    # Only shapes are needed: nothing is compiled or run here.
+    try:
+        with _TRACING:
+            shapes = jax.eval_shape(prototype, jr.key(0))
+    except ImportError:
+        raise
+    except Exception as error:
+        first = (str(error).strip().splitlines() or [""])[0]
+        message = f"Expected a NumPyro model that runs on the arguments; it raised {type(error).__name__}: {first}"
+        raise ValueError(message) from error
+    if not shapes:
+        got = ", ".join(faults) or "no parameters"
+        raise ValueError(f"Expected a NumPyro model with continuous parameters and all of its data; got {got}.")
+    return shapes
+
+
+def _details(model, args, kwargs, constrain) -> Details:
+    """Plates are the axes of sites; likelihoods and predictions come from the model run with given draws."""
+
+    seeded = handlers.seed(model, jr.key(0))
+
+    def traced(**substitution):
+        return handlers.trace(handlers.substitute(seeded, **substitution)).get_trace(*args, **kwargs)
+
+    trace = traced(substitute_fn=infer.init_to_uniform)
+    dims = {name: names for name, site in trace.items() if (names := _axes(name, site))}
+    coords = {frame.name: range(frame.size) for site in trace.values() for frame in site.get("cond_indep_stack") or ()}
+    data = {name: site for name, site in trace.items() if site["type"] == "sample" and site["is_observed"]}
+    observed = {name: np.asarray(site["value"]) for name, site in data.items() if not _is_factor(site)}
+
+    def log_likelihood(z):
+        with _TRACING:
+            found = traced(data=constrain(z))
+            return {name: found[name]["fn"].log_prob(found[name]["value"]) for name in data}
+
+    def predict(key, draws):
+        with _TRACING:
+            free = handlers.uncondition(model)
+            return {
+                name: values
+                for name, values in infer.Predictive(free, draws)(key, *args, **kwargs).items()
+                if name in observed
+            }
+
+    return Details(dims, coords, observed, log_likelihood, predict)
+
+
+def _axes(name: str, site) -> list[str]:
+    """Names of the axes of a site: its plates, then axes of its events; none where no plate names one."""
+    frames = {frame.dim: frame.name for frame in site.get("cond_indep_stack") or ()}
+    if site["type"] not in ("sample", "deterministic") or not frames:
+        return []
+    events = len(site["fn"].event_shape) if site["type"] == "sample" else 0
+    rank = np.ndim(site["value"])
+    return [frames.get(axis - rank + events, f"{name}_dim_{axis}") for axis in range(rank)]
+
+
+def _is_factor(site) -> bool:
+    return isinstance(site["fn"], numpyro.distributions.Unit)
 
 
 class AutoDDNF(infer.autoguide.AutoContinuous):
@@ -148,7 +220,7 @@ class AutoDDNF(infer.autoguide.AutoContinuous):
         flow = _flow(numpyro.prng_key(), dim, self._options) if self._flow is None else self._flow
         if flow.shape != (dim,) or flow.cond_shape is not None:
             raise ValueError(f"Expected a flow of shape ({dim},) without condition; got {flow.shape}.")
-        full = dim <= 128
+        full = dim <= 128  # without a search for modes, a triangle of many dimensions is slow to learn
         scale = self._init_scale * (jnp.eye(dim) if full else jnp.ones(dim))
         self._bijection = Chain([flow, TriangularAffine(loc, scale) if full else Affine(loc, scale)])
 
@@ -169,15 +241,25 @@ class AutoDDNF(infer.autoguide.AutoContinuous):
 
 
 def _flow(key, dim, options) -> DDNF:
-    flow = default_flow(key, dim)
-    hidden = tuple(bias.shape[-1] for bias in flow.fields.biases[:-1])
-    default = dict(blocks=flow.blocks, steps=flow.steps, hidden=hidden, activation=flow.fields.activation)
-    return DDNF(key, dim, **(default | options)) if options else flow
+    default = dict(blocks=16, steps=2, hidden=(3,), activation="softplus")
+    return DDNF(key, dim, **(default | options)) if options else default_flow(key, dim)
+
+
+def _is_discrete(site) -> bool:
+    return site["type"] == "sample" and not site["is_observed"] and site["fn"].support.is_discrete
+
+
+def _enumerated(model, trace):
+    """The model with its discrete sites enumerated, in axes to the left of all plates."""
+    require("funsor", "numpyro-discrete")
+    enumeration = require("numpyro.contrib.funsor", "numpyro-discrete")
+    frames = [frame for site in trace.values() for frame in site.get("cond_indep_stack") or ()]
+    return enumeration.enum(enumeration.config_enumerate(model), min([0, *(frame.dim for frame in frames)]) - 1)
 
 
 def _fault(site) -> str | None:
-    if site["type"] == "sample" and not site["is_observed"] and site["fn"].support.is_discrete:
-        return f"discrete {site['name']}: sum it out"
+    if _is_discrete(site) and not site["fn"].has_enumerate_support:
+        return f"discrete {site['name']}, which cannot be enumerated: sum it out"
     if site["type"] == "plate" and site["args"][1] not in (None, site["args"][0]):
         return f"a subsample in {site['name']}: drop its subsample_size"
 

@@ -13,7 +13,7 @@ from jax.flatten_util import ravel_pytree
 
 from ddnf.flow.random import generator
 from ddnf.posterior.sites import Site
-from ddnf.posterior.target import Target
+from ddnf.posterior.target import Details, Target
 from ddnf.system.optional import require
 
 
@@ -67,8 +67,39 @@ def from_pymc(model: Any) -> Target:
         named = zip(model.free_RVs, model.value_vars, strict=True)
         return tuple(_site(model, rv, start[value.name].shape, *(end[rv.name] for end in ends)) for rv, value in named)
 
-    dim = int(flat.size)
-    return Target(log_density, dim, constrain=constrain, initial=initial, unconstrain=unconstrain, sites=sites)
+    def details():
+        with _undisturbed():
+            return _details(pymc, backend, model, lambda z: unravel(z.astype(flat.dtype)))
+
+    functions = dict(constrain=constrain, initial=initial, unconstrain=unconstrain)
+    return Target(log_density, int(flat.size), **functions, sites=sites, details=details)
+
+
+def _details(pymc, backend, model, unravel) -> Details:
+    names = [v.name for v in model.observed_RVs]
+    likelihoods = _jaxified(backend, model.value_vars, model.logp(vars=model.observed_RVs, sum=False))
+    dims = {name: [str(axis) for axis in axes] for name, axes in model.named_vars_to_dims.items() if None not in axes}
+    coords = {name: list(labels) for name, labels in model.coords.items() if labels is not None}
+    observed = {v.name: np.asarray(model.rvs_to_values[v].eval()) for v in model.observed_RVs}
+
+    def log_likelihood(z):
+        return dict(zip(names, likelihoods(unravel(z)), strict=True))
+
+    def predict(key, draws):
+        seed = int(generator(key).integers(2**31))
+        known = {v.name for v in model.free_RVs}
+        with _undisturbed(), model, warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # PyMC 6: all free variables are given, as they should be
+            trace = [
+                {name: np.asarray(values[i]) for name, values in draws.items() if name in known}
+                for i in range(len(next(iter(draws.values()))))
+            ]
+            found = pymc.sample_posterior_predictive(
+                trace, var_names=names, random_seed=seed, progressbar=False, return_inferencedata=False
+            )
+            return {name: np.reshape(values, (len(trace), *np.shape(values)[2:])) for name, values in found.items()}
+
+    return Details(dims, coords, observed, log_likelihood, predict)
 
 
 def _forward(backend, model) -> Callable[[list], list]:

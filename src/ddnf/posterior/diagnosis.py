@@ -29,6 +29,7 @@ class Diagnosis(NamedTuple):
         deviation_shift: largest relative change of a deviation by the smoothed weights.
         finite: share of the draws at which the target is finite.
         finite_elbo: the ELBO over these draws alone.
+        log_evidence_error: standard error of `log_evidence`.
     """
 
     elbo: float
@@ -40,6 +41,7 @@ class Diagnosis(NamedTuple):
     deviation_shift: float
     finite: float
     finite_elbo: float
+    log_evidence_error: float
 
     @property
     def is_good(self) -> bool:
@@ -95,4 +97,5 @@ def diagnose_sample(sample: Sample) -> Diagnosis:
         float(np.max(np.abs(weighted_deviation / deviation - 1))),
         share,
         float(finite.mean()),
+        float(np.sqrt(max(1 / effective_share(sample.log_weights) - 1, 0.0) / len(z))),
     )

@@ -10,11 +10,14 @@ import numpy as np
 from flowjax.bijections import AbstractBijection
 from jaxtyping import Array, PRNGKeyArray
 
-from ddnf.posterior.issues import find_issues
+from ddnf.posterior.bridge import Bridge, bridge
+from ddnf.posterior.issues import chain_issues, find_issues
 from ddnf.posterior.modes import Search
 from ddnf.posterior.objective import End, Gradient
+from ddnf.posterior.policy import next_stage, run_stage
 from ddnf.posterior.result import Posterior
-from ddnf.posterior.stages import Settings, State, next_stage, resolve_end, run_stage, training_issue
+from ddnf.posterior.stages import default_learning_rate, resolve_end, training_issue
+from ddnf.posterior.state import Exact, Settings, State
 from ddnf.posterior.target import Target
 from ddnf.system.checks import check_count, check_key
 
@@ -26,7 +29,7 @@ def fit_posterior(
     flow: AbstractBijection | None = None,
     steps: int = 2500,
     batch: int = 64,
-    learning_rate: float = 2e-2,
+    learning_rate: float | None = None,
     rounds: int = 3,
     searches: int = 4,
     end: End | Literal["auto"] | None = "auto",
@@ -34,15 +37,16 @@ def fit_posterior(
     temper: float | None = None,
     regularizer: Callable[[AbstractBijection, Array], Array] | None = None,
     checkpoint: str | PathLike | None = None,
+    exact: Exact = "auto",
     progress: bool = True,
 ) -> Posterior:
-    """Fits a flow to a target by minimizing KL(q|p): variational inference without tuning.
+    """Fits a flow to a target by minimizing KL(q|p): variational inference without tuning, made exact where needed.
 
     A search for modes gives a Gaussian, which standardizes the target. A flow, close to the identity at first, and an
-    affine map after it are trained on their own draws. While importance weights show that the fit is not good enough,
+    affine map after it are trained on their own draws. Where importance weights show that it is nearly good enough,
     training goes on from where it is, for at most `rounds` rounds; it starts again with a smaller learning rate if the
-    flow folds or has become worse than the Gaussian. The best state seen is returned, the Gaussian included;
-    `posterior.log` shows what was done.
+    flow folds or has become worse than the Gaussian. Where it is not good enough, Markov chains through the best flow
+    correct it, and a larger flow is trained if they do not converge. `posterior.log` shows what was done.
 
     Args:
         key: random key.
@@ -50,10 +54,10 @@ def fit_posterior(
         flow: a bijection (dim,) -> (dim,) to train instead of the default for this dimension.
         steps: training steps of each round.
         batch: draws per step.
-        learning_rate: peak learning rate of Adam.
+        learning_rate: peak learning rate of Adam; None for 0.02, less in more than 20 dimensions.
         rounds: maximum number of rounds of training.
         searches: number of random starts of the search for modes.
-        end: the affine map after the flow: "full" (triangular), "diagonal", "auto" (full up to 128 dimensions); or
+        end: the affine map after the flow: "full" (triangular), "diagonal", "auto" (full up to 1,024 dimensions); or
             None for neither an affine map nor a search, the flow alone.
         gradient: "path" (path derivative: no variance where the fit is perfect) or "total" (plain reparameterization);
             None for the first wherever the flow allows it.
@@ -62,11 +66,14 @@ def fit_posterior(
         regularizer: added to the loss, from the flow and one draw of the standard normal, as in
             ``lambda flow, x: 0.1 * ddnf.geodesic(flow.path(x)[1])``.
         checkpoint: folder to resume an interrupted run from.
+        exact: whether draws come from Markov chains through the flow: "auto" where the diagnosis of the flow is not
+            good, "always", or "never". See `Posterior.polish`.
         progress: whether to show progress bars.
 
-    Warns if the fit cannot be trusted, and says what to do. Two independent diagnoses must agree: importance weights of
-    the fit's own draws (k-hat, ESS, shifts of means and deviations), and draws of another kind (short MCMC chains from
-    the fit, and the mass around modes found by further searches).
+    Warns if the result cannot be trusted, and says what to do. Independent diagnoses must agree: importance weights of
+    the fit's own draws (k-hat, ESS, shifts of means and deviations) or convergence of the chains (R-hat, effective
+    sample sizes), and draws of another kind (short MCMC chains from the result, and the mass around modes found by
+    further searches).
 
     Raises a `ValueError` if the target is improper or not finite anywhere.
 
@@ -79,14 +86,13 @@ def fit_posterior(
         >>> posterior.khat < 0.7
         True
     """
-    _check(key, target, flow, end, gradient, temper, learning_rate)
+    _check(key, target, flow, end, gradient, temper, learning_rate, exact)
     check_count(steps=steps, batch=batch, rounds=rounds, searches=searches)
     end = resolve_end(end, target.dim)
-    keys = jr.split(key, 4)
-    settings = Settings(
-        target, flow, steps, batch, rounds, searches, end, gradient, temper, regularizer, checkpoint, progress, *keys
-    )
-    state = State(settings, Search(target), learning_rate)
+    rest = end, gradient, temper, regularizer, checkpoint, exact, progress
+    settings = Settings(target, flow, steps, batch, rounds, searches, *rest, *jr.split(key, 4))
+    rate = default_learning_rate(target.dim) if learning_rate is None else learning_rate
+    state = State(settings, Search(target), rate)
     while (decision := next_stage(state)).stage is not None:
         state = run_stage(state, decision)
     return _posterior(state)
@@ -94,30 +100,46 @@ def fit_posterior(
 
 def _posterior(state: State) -> Posterior:
     assert state.evidence is not None
-    issues, training = find_issues(state.evidence), training_issue(state)
-    issues = issues if training is None else (*issues, training)
+    exact = state.exact
+    best = state.best if exact is None else exact.candidate
+    if exact is None:
+        issues, training = find_issues(state.evidence), training_issue(state)
+        issues = issues if training is None else (*issues, training)
+        log_evidence = Bridge(best.diagnosis.log_evidence, best.diagnosis.log_evidence_error)
+    else:
+        issues = (*chain_issues(exact.chains, best.diagnosis.khat), *find_issues(state.evidence))
+        log_evidence = bridge(best.sample, exact.chains)
     for issue in issues:
         warnings.warn(issue, RuntimeWarning, stacklevel=3)
     losses, seconds = (np.concatenate(parts) if parts else np.zeros(0) for parts in (state.losses, state.seconds))
-    best = state.best
+    diagnosis = best.diagnosis
     return Posterior(
         best.flow,
         state.settings.target,
-        *best.diagnosis[:5],
+        diagnosis.elbo,
+        diagnosis.elbo_error,
+        log_evidence.log_evidence,
+        diagnosis.khat,
+        diagnosis.ess,
         issues,
         losses,
         seconds,
         log=state.log,
-        stage=best.stage,
+        stage=best.stage if exact is None else "polish",
         base=best.base,
+        log_evidence_error=log_evidence.error,
+        chains=None if exact is None else exact.chains,
     )
 
 
-def _check(key, target, flow, end, gradient, temper, learning_rate):
+def _check(key, target, flow, end, gradient, temper, learning_rate, exact):
     check_key(key)
     if not isinstance(target, Target):
         raise ValueError(f"Expected a ddnf.Target (or from_numpyro, from_pymc); got {type(target).__name__}.")
-    if isinstance(learning_rate, bool) or not isinstance(learning_rate, int | float) or not learning_rate > 0:
+    if exact not in ("auto", "always", "never"):
+        raise ValueError(f"Expected exact to be auto, always or never; got {exact!r}.")
+    is_number = isinstance(learning_rate, int | float) and not isinstance(learning_rate, bool)
+    if learning_rate is not None and not (is_number and learning_rate > 0):
         raise ValueError(f"Expected a positive learning_rate; got {learning_rate}.")
     if end not in ("auto", "full", "diagonal", None):
         raise ValueError(f"Expected end to be auto, full, diagonal or None; got {end!r}.")

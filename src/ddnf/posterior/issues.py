@@ -14,6 +14,7 @@ from ddnf.posterior.chains import Drift, run_chains
 from ddnf.posterior.diagnosis import KHAT, Diagnosis, Sample, diagnose_sample, evaluate
 from ddnf.posterior.evaluate import Base, log_density
 from ddnf.posterior.modes import Gaussian, Search
+from ddnf.posterior.polish import LEAST_ESS, RHAT, Chains
 from ddnf.posterior.proper import tail_index
 from ddnf.posterior.regions import Missed, Normal, bulk_radius, missed_mass
 from ddnf.posterior.target import Target
@@ -50,6 +51,7 @@ def gather_evidence(
     modes: tuple[Gaussian, ...] = (),
     sample: Sample | None = None,
     base: Base | None = None,
+    probes: Float[Array, "n dim"] | None = None,
 ) -> Evidence:
     """Runs every check of a fit.
 
@@ -62,7 +64,9 @@ def gather_evidence(
         modes: the Gaussians it has found.
         sample: draws of the fit with their weights, if they are at hand.
         base: the distribution that the flow starts from; None for the standard normal.
+        probes: points before the flow at which it is tested for folds; None for draws of the base.
     """
+    probes = probe_points(key, target.dim, base) if probes is None else probes
     search = Search(target) if search is None else search
     sample = evaluate(key, flow, target, base=base) if sample is None else sample
     diagnosis = diagnose_sample(sample)
@@ -77,7 +81,7 @@ def gather_evidence(
         diagnosis,
         drift,
         tuple(one for one in missed if one.least > MISSED),
-        folded_share(flow, probe_points(key, target.dim, base)),
+        folded_share(flow, probes),
         _still_falling(losses),
         _gradient_error(key, target, search, sample),
         tail_index(key, target),
@@ -135,6 +139,22 @@ def find_issues(evidence: Evidence) -> tuple[str, ...]:
         found.append(
             f"The loss has not settled: it fell by {evidence.falling:.2g} in the last tenth of the training. "
             "Train longer: more steps or rounds."
+        )
+    return tuple(found)
+
+
+def chain_issues(chains: Chains, khat: float) -> tuple[str, ...]:
+    """What is wrong with Markov chains through a flow of this k-hat, each issue with what to do about it."""
+    found = []
+    if chains.rhat > RHAT or chains.ess < LEAST_ESS:
+        found.append(
+            f"Markov chains have not converged: R-hat is {chains.rhat:.3f} (limit {RHAT}), the effective sample size "
+            f"{chains.ess:.0f} (at least {LEAST_ESS}). Use float64, a larger flow, or reparameterize the model."
+        )
+    elif chains.is_slow(khat):
+        found.append(
+            f"Markov chains are slow (effective sample size {chains.ess:.0f}), and k-hat of the flow is {khat:.2f}, "
+            f"above {KHAT}: both may miss the same part of the target. Use a larger flow, or reparameterize the model."
         )
     return tuple(found)
 
@@ -201,12 +221,18 @@ def _gradient_error(key, target, search: Search, sample: Sample, count: int = 16
     deviation = sample.z.std(axis=0)
     directions = deviation * rng.normal(size=z.shape)
     step = 1e-5 if jnp.result_type(float) == jnp.float64 else 3e-3
-    ahead, behind = (np.asarray(log_density(target.log_density, z + s * directions), float) for s in (step, -step))
-    rounding = 4 * jnp.finfo(jnp.result_type(float)).eps * np.abs(ahead) / step
+    near, far = (_directional(target, z, directions, size) for size in (step, 3 * step))
     slopes = np.array([direction @ search.value(point)[1] for point, direction in zip(z, directions, strict=True)])
-    expected = (ahead - behind) / (2 * step)
-    error = np.maximum(np.abs(slopes - expected) - rounding, 0) / (1 + np.abs(expected))
+    values = np.asarray(log_density(target.log_density, z), float)
+    # What rounding does to differences shows in those of another size.
+    noise = 4 * jnp.finfo(jnp.result_type(float)).eps * np.abs(values) / step + 3 * np.abs(near - far)
+    error = np.maximum(np.abs(slopes - near) - noise, 0) / (1 + np.abs(near))
     return float(np.median(error)) if np.isfinite(error).all() else 0.0
+
+
+def _directional(target, z, directions, step):
+    ahead, behind = (np.asarray(log_density(target.log_density, z + s * directions), float) for s in (step, -step))
+    return (ahead - behind) / (2 * step)
 
 
 def _still_falling(losses: Float[np.ndarray, " n"]) -> float | None:

@@ -13,7 +13,7 @@ from ddnf.posterior.proper import IMPROPER
 from ddnf.posterior.target import Target
 
 # Beyond this many dimensions, covariances are diagonal.
-LARGEST_FULL = 128
+LARGEST_FULL = 1024
 _DRAWS = 24
 _POINTS = 6
 

@@ -136,9 +136,13 @@ class ReverseKL(eqx.Module):
             score = jax.vmap(jax.grad(self.base.log_prob))(x)
         u, log_det, score_q = batch.transform_with_score(frozen, x, score)
         log_p, score_p = jax.vmap(jax.value_and_grad(self._whitened))(u)
-        slope = lax.stop_gradient(score_q - warmth * score_p)
+        # Draws at which the target is not finite are left out, unless they are the majority.
+        known = jnp.isfinite(log_p) & jnp.isfinite(score_p).all(axis=-1)
+        known = known | (2 * jnp.sum(known) < self.batch)
+        slope = jnp.where(known[:, None], lax.stop_gradient(score_q - warmth * score_p), 0.0)
         moved, _ = batch.transform_and_log_det(flow, x)
-        return jnp.mean(log_q - log_det - log_p), jnp.mean(jnp.sum(slope * moved, axis=-1))
+        value = jnp.sum(jnp.where(known, log_q - log_det - log_p, 0.0)) / jnp.sum(known)
+        return value, jnp.mean(jnp.sum(slope * moved, axis=-1))
 
 
 def best_gradient(flow: AbstractBijection) -> Gradient:

@@ -14,6 +14,8 @@ IMPROPER = (
 )
 # So far away that the scale of the parameters does not matter.
 _DISTANCES = (1e10, 1e12, 1e14)
+_NEAR = (0.0, 1.0, 3.0, 10.0)
+_DROP = 10.0
 _DIRECTIONS = 64
 _AXES = 200
 
@@ -58,13 +60,23 @@ def tail_index(key: PRNGKeyArray, target: Target) -> float:
 
 
 def _log_mass_far_away(key, target) -> Float[np.ndarray, "distances directions"]:
-    """log(p t^k): the log mass of shells, k = 1 along both directions of the axes, k = dim along random directions."""
+    """log(p t^k): the log mass of shells, k = 1 along both directions of the axes, k = dim along random directions.
+
+    It is -inf where a density falls at first and is constant far away: transforms such as that of a simplex are cut
+    off where rounding makes them constant, which says nothing about the density.
+    """
     dim, axes = target.dim, min(target.dim, _AXES)
     units = np.eye(dim)[:axes]
     directions = np.concatenate([units, -units, generator(key).normal(size=(_DIRECTIONS, dim))])
     powers = np.concatenate([np.ones(2 * axes), np.full(_DIRECTIONS, float(dim))])
     center = np.asarray(target.start(jr.fold_in(key, 1)), float)
-    points = center + np.concatenate([t * directions for t in _DISTANCES])
-    values = np.asarray(log_density(target.log_density, points), float).reshape(len(_DISTANCES), -1)
+    distances = (*_NEAR, *_DISTANCES)
+    points = center + np.concatenate([t * directions for t in distances])
+    values = np.asarray(log_density(target.log_density, points), float).reshape(len(distances), -1)
     # What grows without bound ends as infinity.
-    return np.where(np.isposinf(values), 1e300, values) + powers * np.log(_DISTANCES)[:, None]
+    values = np.where(np.isposinf(values), 1e300, values)
+    near, far = np.split(values, [len(_NEAR)])
+    best = np.max(np.where(np.isfinite(near), near, -np.inf), axis=0)
+    with np.errstate(invalid="ignore"):
+        is_cut_off = (np.abs(np.diff(far, axis=0)) < 0.1).all(axis=0) & (best - far[0] > _DROP)
+    return np.where(is_cut_off, -np.inf, far + powers * np.log(_DISTANCES)[:, None])

@@ -15,11 +15,16 @@ from flowjax.bijections import AbstractBijection
 from flowjax.distributions import StandardNormal, Transformed
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from ddnf.flow.random import generator
 from ddnf.posterior import evaluate
-from ddnf.posterior.diagnosis import KHAT
+from ddnf.posterior.bridge import bridge
+from ddnf.posterior.diagnosis import EVALUATED, KHAT, Sample
+from ddnf.posterior.hmc import Space
 from ddnf.posterior.importance import psis
+from ddnf.posterior.issues import chain_issues
 from ddnf.posterior.log import Log
 from ddnf.posterior.mixture import ModeMixture
+from ddnf.posterior.polish import Chains, continue_chains, run_polish
 from ddnf.posterior.sites import Site, constrain_sites
 from ddnf.posterior.summary import Summary, summarize
 from ddnf.posterior.target import Target
@@ -46,6 +51,9 @@ class Posterior:
         sites: names, shapes and transforms of the parameters, for named draws without the target.
         base: the distribution that the flow starts from: a mixture of Gaussians where there are several modes; None for
             the standard normal.
+        log_evidence_error: standard error of `log_evidence`.
+        chains: Markov chains through the flow, where draws come from these (`polish`); None where they come from the
+            flow.
     """
 
     flow: AbstractBijection
@@ -62,6 +70,8 @@ class Posterior:
     stage: str = ""
     sites: tuple[Site, ...] = ()
     base: ModeMixture | None = None
+    log_evidence_error: float = float("nan")
+    chains: Chains | None = None
 
     @property
     def dim(self) -> int:
@@ -88,17 +98,63 @@ class Posterior:
         figures = f"ELBO {self.elbo:.5g} ± {self.elbo_error:.2g}, log evidence {self.log_evidence:.5g}"
         issues = [f"- {issue}" for issue in self.issues] or ["No issues found."]
         lines = [f"Posterior with {self.dim} dimensions{origin}", figures]
-        return "\n".join([*lines, f"k-hat {self.khat:.2f}, ESS {self.ess:.1%} of the draws", *issues])
+        lines.append(f"k-hat {self.khat:.2f}, ESS {self.ess:.1%} of the draws")
+        if (chains := self.chains) is not None:
+            size = f"{chains.z.shape[0]} Markov chains of {chains.z.shape[1]} draws"
+            accepted = f"{chains.flow_acceptance:.0%} of the flow's proposals accepted"
+            lines.append(f"{size}: R-hat {chains.rhat:.3f}, ESS {chains.ess:.0f}, {accepted}")
+        return "\n".join([*lines, *issues])
 
     def sample(self, key: PRNGKeyArray, n: int = 1000) -> Any:
         """n draws: arrays named as in the model, constrained; or one array (n, dim) for a plain `Target`."""
         return self.constrain(self.sample_unconstrained(key, n))
 
     def sample_unconstrained(self, key: PRNGKeyArray, n: int = 1000) -> Float[Array, "n dim"]:
-        """n draws in the unconstrained space."""
+        """n draws in the unconstrained space: of the chains if there are some, which are continued if n is larger."""
         check_key(key)
         check_count(n=n)
-        return evaluate.draw(self.flow, key, n, base=self.base)[0]
+        if self.chains is None:
+            return evaluate.draw(self.flow, key, n, base=self.base)[0]
+        stored = self.chains.z.reshape(-1, self.dim)
+        if n <= len(stored):
+            return jnp.asarray(stored[generator(key).choice(len(stored), n, replace=False)])
+        more = continue_chains(key, self._space(), self.chains, n - len(stored))
+        return jnp.asarray(np.concatenate([stored, more]))
+
+    def polish(self, key: PRNGKeyArray, n: int = 10_000, *, progress: bool = True) -> "Posterior":
+        """The posterior with draws of Markov chains through the flow: exact, whatever the flow is.
+
+        32 chains start from importance-resampled draws of the flow and combine Hamiltonian trajectories in the space
+        of its base with proposals of the flow itself, which move them between modes. They run until R-hat is below 1.01
+        and the effective sample size is 4,000, or the budget is spent; `posterior.chains` has the figures. `log_prob`,
+        `importance_sample`, `khat` and `elbo` remain those of the flow.
+
+        Args:
+            key: random key.
+            n: number of draws to keep.
+            progress: whether to show a progress bar.
+
+        Warns if the chains have not converged, and says what to do.
+
+        Example:
+            >>> import ddnf, jax.numpy as jnp, jax.random as jr
+            >>> target = ddnf.Target(lambda z: -jnp.sum(jnp.cosh(z)), 2)
+            >>> posterior = ddnf.fit_posterior(jr.key(0), target, steps=200, rounds=1, exact="never", progress=False)
+            >>> polished = posterior.polish(jr.key(1), 2000, progress=False)
+            >>> polished.chains.rhat < 1.01
+            True
+        """
+        check_key(key)
+        check_count(n=n)
+        chains = run_polish(key, self._space(), draws=n, progress=progress)
+        issues = chain_issues(chains, self.khat)
+        for issue in issues:
+            warnings.warn(issue, RuntimeWarning, stacklevel=2)
+        sample = Sample(*(np.asarray(a, float) for a in self._weighted_sample(jr.fold_in(key, 1), EVALUATED)))
+        log_evidence, error = bridge(sample, chains)
+        return dataclasses.replace(
+            self, chains=chains, issues=issues, stage="polish", log_evidence=log_evidence, log_evidence_error=error
+        )
 
     def log_prob(self, z: Float[Array, "*batch dim"] | Mapping[str, Any]) -> Float[Array, "*batch"]:
         """The fit's exact log density in the unconstrained space.
@@ -134,15 +190,25 @@ class Posterior:
         return self.constrain(z[chosen])
 
     def summary(self, key: PRNGKeyArray | None = None, n: int = 4000) -> Summary:
-        """Mean, deviation and quantiles of every parameter, under a line with the figures of the fit."""
-        draws = self.sample(jr.key(0) if key is None else key, n)
-        return summarize(draws, dict(elbo=self.elbo, elbo_error=self.elbo_error, khat=self.khat, ess=self.ess))
+        """Mean, deviation and quantiles of every parameter, under a line with the figures of the fit.
 
-    def to_arviz(self, key: PRNGKeyArray, n: int = 1000) -> Any:
-        """ArviZ InferenceData (DataTree from ArviZ 1): draws, log densities, log weights, and the fit's figures."""
+        Of Markov chains, all draws are summarized, with R-hat and effective sample sizes of every parameter.
+        """
+        figures = dict(elbo=self.elbo, elbo_error=self.elbo_error, khat=self.khat, ess=self.ess)
+        if self.chains is None:
+            return summarize(self.sample(jr.key(0) if key is None else key, n), figures)
+        z = self.chains.z
+        draws = self.constrain(jnp.asarray(z.reshape(-1, self.dim)))
+        return summarize(draws, figures | dict(rhat=self.chains.rhat), chains=len(z))
+
+    def to_arviz(self, key: PRNGKeyArray, n: int = 1000, *, predictive: bool = False) -> Any:
+        """ArviZ InferenceData (DataTree from ArviZ 1): draws, log densities, likelihoods, data, the fit's figures.
+
+        Markov chains come whole; `predictive` adds draws of the data.
+        """
         from ddnf.posterior.export import to_arviz
 
-        return to_arviz(self, key, n)
+        return to_arviz(self, key, n, predictive=predictive)
 
     def save(self, path: str | PathLike, *, overwrite: bool = False) -> None:
         """Writes the fit to one file; see `ddnf.load`. Replaces a model; any other file only with `overwrite`."""
@@ -165,13 +231,24 @@ class Posterior:
             )
         return _map(self.target.unconstrain, {name: jnp.asarray(values) for name, values in draws.items()})
 
-    def _weighted(self, key, n):
+    def _space(self) -> Space:
+        return Space(self._known_target().log_density, self.flow, self.base)
+
+    def _known_target(self) -> Target:
         if self.target is None:
             raise ValueError(
                 "Expected a posterior with its target; got one loaded without: ddnf.load(path, target=...)."
             )
+        return self.target
+
+    def _weighted_sample(self, key, n):
+        target = self._known_target()
         z, log_q = evaluate.draw(self.flow, key, n, base=self.base)
-        return z, evaluate.clean(evaluate.log_density(self.target.log_density, z) - log_q)
+        return z, log_q, evaluate.clean(evaluate.log_density(target.log_density, z) - log_q)
+
+    def _weighted(self, key, n):
+        z, _, log_weights = self._weighted_sample(key, n)
+        return z, log_weights
 
 
 @eqx.filter_jit

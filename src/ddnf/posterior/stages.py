@@ -1,203 +1,36 @@
-"""How a posterior is fitted: stages that take a state and return the next, and a policy that picks the stage.
+"""The stages of a fit: each takes a state and returns the next. `policy.py` picks the stage.
 
-Modes, base (a Gaussian, or a mixture of those at several modes), rounds of training of the flow, checks; if these find
-mass that the fit misses, it joins the mixture and the fit starts again. Base and rounds add a candidate each, with its
-diagnosis; the best candidate is the result.
+Modes, base (a Gaussian, or a mixture of those at several modes), rounds of training of the flow, a larger flow, Markov
+chains, checks; if these find mass that the fit misses, it joins the mixture and the fit starts again. Base and rounds
+add a candidate each, with its diagnosis; the best candidate is the result, or the flow that the chains run through.
 """
 
 import dataclasses
-import time
-from collections.abc import Callable
 from functools import partial
-from os import PathLike
-from typing import NamedTuple
 
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 from flowjax.bijections import AbstractBijection, Chain
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, PRNGKeyArray
 
 from ddnf.flow.bijection import DDNF
 from ddnf.flow.folds import folded_share
 from ddnf.flow.parts import as_exact
-from ddnf.posterior.diagnosis import EVALUATED, GOOD_KHAT, Diagnosis, Sample, diagnose_sample, evaluate
-from ddnf.posterior.evaluate import LostFitError, draw
-from ddnf.posterior.issues import Evidence, gather_evidence, probe_points, random_starts
-from ddnf.posterior.log import Log, Row
-from ddnf.posterior.mixture import ModeMixture, mixture_at_modes
+from ddnf.flow.scaling import ScalingField
+from ddnf.posterior.bridge import bridge
+from ddnf.posterior.diagnosis import EVALUATED, GOOD_KHAT, Sample, diagnose_sample, evaluate
+from ddnf.posterior.evaluate import LostFitError, draw, log_density
+from ddnf.posterior.hmc import Space
+from ddnf.posterior.issues import gather_evidence, probe_points, random_starts
+from ddnf.posterior.mixture import mixture_at_modes
 from ddnf.posterior.modes import LARGEST_FULL, Gaussian, Search, gaussians, merged, with_more_modes
-from ddnf.posterior.objective import End, Gradient, ReverseKL, Whitening, best_gradient, whitening
+from ddnf.posterior.objective import End, ReverseKL, best_gradient, whitening
+from ddnf.posterior.polish import Chains, run_polish
 from ddnf.posterior.proper import check_proper
-from ddnf.posterior.target import Target
+from ddnf.posterior.state import Candidate, Polished, Settings, State
 from ddnf.system.background import in_background
 from ddnf.training import loop
-
-# A further round of the same training is worth its time if this ESS is near, or if the last one raised the ELBO.
-_NEARLY_GOOD = 0.9
-_GAIN = 0.05
-# How often Gaussians at missed mass may join the base.
-_JOINS = 3
-
-
-@dataclasses.dataclass(frozen=True)
-class Settings:
-    """The arguments of `fit_posterior`, and its random keys."""
-
-    target: Target
-    flow: AbstractBijection | None
-    steps: int
-    batch: int
-    rounds: int
-    searches: int
-    end: End | None
-    gradient: Gradient | None
-    temper: float | None
-    regularizer: Callable[[AbstractBijection, Array], Array] | None
-    checkpoint: str | PathLike | None
-    progress: bool
-    flow_key: PRNGKeyArray
-    search_key: PRNGKeyArray
-    fit_key: PRNGKeyArray
-    check_key: PRNGKeyArray
-
-
-class Candidate(NamedTuple):
-    """The fit after a stage, in the space of the target, with what importance weights say of it."""
-
-    stage: str
-    flow: AbstractBijection
-    sample: Sample
-    diagnosis: Diagnosis
-    is_sound: bool
-    skipped: int
-    base: ModeMixture | None
-
-    @property
-    def is_good(self) -> bool:
-        return self.is_sound and self.diagnosis.is_good
-
-    @property
-    def rank(self) -> tuple[bool, bool, float, float]:
-        """Larger is better."""
-        return self.is_sound, self.is_good, round(self.diagnosis.finite, 2), self.diagnosis.finite_elbo
-
-
-@dataclasses.dataclass(frozen=True)
-class State:
-    """All that is known in the course of a fit.
-
-    Attributes:
-        settings: what the fit was asked for.
-        search: the search for modes, with its compiled programs.
-        learning_rate: of the next round.
-        modes: Gaussians at the modes, the best first.
-        whitening: the affine map that standardizes the target; None with `end=None`.
-        base: the mixture that the flow starts from, in the coordinates of the whitening; None for the standard normal.
-        joined: how often Gaussians have joined the modes after a check.
-        initial: the untrained flow, in the coordinates of the whitening.
-        trained: the flow after the last round, or `initial` again after a restart.
-        candidates: the fit after each stage, without those that have no density at all.
-        rounds: rounds of training so far.
-        failed: names of the rounds that stopped because most steps were not finite, or ended with no density.
-        losses, seconds: mean loss and wall time of each chunk of training.
-        gradients: gradient evaluations so far, without those of the search.
-        evidence: the checks of the result.
-        log: the stages so far.
-    """
-
-    settings: Settings
-    search: Search
-    learning_rate: float
-    modes: tuple[Gaussian, ...] = ()
-    whitening: Whitening | None = None
-    base: ModeMixture | None = None
-    joined: int = 0
-    initial: AbstractBijection | None = None
-    trained: AbstractBijection | None = None
-    candidates: tuple[Candidate, ...] = ()
-    rounds: int = 0
-    failed: tuple[str, ...] = ()
-    losses: tuple[Float[np.ndarray, " n"], ...] = ()
-    seconds: tuple[Float[np.ndarray, " n"], ...] = ()
-    gradients: int = 0
-    evidence: Evidence | None = None
-    log: Log = dataclasses.field(default_factory=Log)
-
-    @property
-    def best(self) -> Candidate:
-        if not self.candidates:
-            raise LostFitError("Expected a log_density that is finite at some draws of the fit; got none of them.")
-        return max(self.candidates, key=lambda candidate: candidate.rank)
-
-
-Stage = Callable[[State], State]
-
-
-class Decision(NamedTuple):
-    """The next stage, its name, and why it comes next; no stage at the end."""
-
-    stage: Stage | None
-    name: str
-    reason: str
-
-
-def next_stage(state: State) -> Decision:
-    """The policy: what comes next, from the diagnoses so far."""
-    settings = state.settings
-    if state.initial is None:
-        if settings.end is not None and not state.modes:
-            return Decision(find_modes, "modes", "")
-        return Decision(fit_base, "base", "")
-    if state.evidence is not None:
-        missed = state.evidence.missed
-        if missed and _uses_mixtures(settings) and state.joined < _JOINS:
-            return Decision(join, f"join {state.joined + 1}", f"{missed[0].share:.0%} of the mass missed, join it")
-        return Decision(None, "", f"return {state.best.stage}")
-    last = state.candidates[-1] if state.candidates else None
-    trains = settings.flow is not None or settings.regularizer is not None
-    if last is not None and last.is_good and (state.rounds or not trains):
-        return Decision(check, "check", "good")
-    if state.rounds == settings.rounds:
-        return Decision(check, "check", "no round left")
-    name = f"flow {state.rounds + 1}"
-    if state.rounds == 0:
-        return Decision(partial(train, name=name), name, "train")
-    if state.failed and state.failed[-1] == f"flow {state.rounds}":
-        return _restart(state, name, 10, "not finite")
-    if last is None or not last.is_sound:
-        return _restart(state, name, 4, "folds")
-    if state.candidates[0].stage == "base" and last.rank < state.candidates[0].rank:
-        return _restart(state, name, 4, "worse than base")
-    if last.diagnosis.ess < _NEARLY_GOOD and _gain(state.candidates) < _GAIN:
-        return Decision(check, "check", "no gain")
-    return Decision(partial(train, name=name), name, "not good yet, train")
-
-
-def _gain(candidates: tuple[Candidate, ...]) -> float:
-    """By how much the last round raised the ELBO over that of the round before; infinite after the first."""
-    rounds = [candidate for candidate in candidates if candidate.stage != "base"]
-    return rounds[-1].diagnosis.finite_elbo - rounds[-2].diagnosis.finite_elbo if len(rounds) > 1 else np.inf
-
-
-def _restart(state: State, name, divisor, why) -> Decision:
-    rate = state.learning_rate / divisor
-    return Decision(partial(train, name=name, restart_rate=rate), name, f"{why}, restart at rate {rate:.2g}")
-
-
-def run_stage(state: State, decision: Decision) -> State:
-    """Runs a stage and adds it to the log, with what comes next."""
-    assert decision.stage is not None
-    began, before, known = time.perf_counter(), state.gradients + state.search.gradients, len(state.candidates)
-    state = decision.stage(state)
-    spent = state.gradients + state.search.gradients - before
-    new = state.candidates[known:]
-    following = next_stage(state)
-    row = Row(decision.name, time.perf_counter() - began, spent, decision=following.reason or following.name)
-    if new:
-        diagnosis = new[0].diagnosis
-        row = row._replace(elbo=diagnosis.elbo, khat=diagnosis.khat, ess=diagnosis.ess)
-    return dataclasses.replace(state, log=Log([*state.log, row]))
 
 
 def find_modes(state: State) -> State:
@@ -271,12 +104,15 @@ def train(state: State, *, name: str, restart_rate: float | None = None) -> Stat
 
 def _checkpoint(state: State) -> str | None:
     folder, joined = state.settings.checkpoint, f"-{state.joined}" if state.joined else ""
-    return None if folder is None else f"{folder}/round-{state.rounds}{joined}"
+    larger = "-larger" if state.is_enlarged else ""
+    return None if folder is None else f"{folder}/round-{state.rounds}{joined}{larger}"
 
 
 def check(state: State) -> State:
     """All diagnoses of the best candidate."""
-    s, best = state.settings, state.best
+    s = state.settings
+    best = state.best if state.exact is None else state.exact.candidate
+    sample = best.sample if state.exact is None else _sample_of(state.exact, s)
     losses = np.concatenate(state.losses) if state.losses else np.zeros(0)
     evidence = gather_evidence(
         s.check_key,
@@ -285,10 +121,67 @@ def check(state: State) -> State:
         losses,
         search=state.search,
         modes=state.modes,
-        sample=best.sample,
+        sample=sample,
         base=best.base,
+        probes=None if state.exact is None else _chain_points(state.exact.chains),
     )
     return dataclasses.replace(state, evidence=evidence, gradients=state.gradients + evidence.drift.gradients)
+
+
+def _chain_points(chains: Chains) -> Array:
+    """Where the chains are before the flow, as many points as `probe_points` gives, so that nothing compiles again."""
+    x = np.asarray(chains.position.x)
+    return jnp.asarray(np.resize(x, (500, x.shape[1])))
+
+
+def polish(state: State) -> State:
+    """Markov chains through the flow of the best candidate; checks of an earlier result are void."""
+    s, best = state.settings, state.best
+    key = jr.fold_in(s.check_key, 1000 + len(state.polished) + 10 * state.joined)
+    chains = run_polish(key, Space(s.target.log_density, best.flow, best.base), draws=EVALUATED, progress=s.progress)
+    return dataclasses.replace(
+        state,
+        polished=(*state.polished, Polished(best, chains)),
+        is_polished=True,
+        gradients=state.gradients + chains.gradients,
+        evidence=None,
+    )
+
+
+def enlarge(state: State) -> State:
+    """A larger flow in the place of the default one, untrained.
+
+    Where chains have run without converging, it starts from the Gaussian with their moments: they have moved towards
+    the bulk of the target, wherever the search for modes has ended.
+    """
+    s, whiten = state.settings, state.whitening
+    if whiten is not None and state.polished and state.base is None and s.end is not None:
+        whiten = whitening(*_moments(state.polished[-1].chains), s.end)
+    flow = larger_flow(s.flow_key, s.target.dim)
+    initial = flow if whiten is None else Chain([flow, whiten.end()])
+    return dataclasses.replace(
+        state,
+        whitening=whiten,
+        initial=initial,
+        trained=initial,
+        learning_rate=state.learning_rate / 2,
+        is_enlarged=True,
+        is_polished=False,
+        rounds=0,
+        failed=(),
+        evidence=None,
+    )
+
+
+def _moments(chains: Chains) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and triangular scale of the second half of the draws; correlations shrink where few are independent."""
+    z = chains.z[:, chains.z.shape[1] // 2 :].astype(float)
+    dim = z.shape[-1]
+    z = z.reshape(-1, dim)
+    deviation = np.maximum(z.std(axis=0), 1e-30)
+    share = dim / (dim + chains.ess)
+    correlation = (1 - share) * np.corrcoef(z.T).reshape(dim, dim) + share * np.eye(dim)
+    return z.mean(axis=0), deviation[:, None] * np.linalg.cholesky(correlation)
 
 
 def join(state: State) -> State:
@@ -304,7 +197,17 @@ def join(state: State) -> State:
         modes.append(Gaussian(normal.mean, normal.scale, elbo, normal.mean))
     modes = tuple(sorted(modes, key=lambda mode: -mode.elbo))
     return dataclasses.replace(
-        state, modes=modes, joined=state.joined + 1, initial=None, candidates=(), evidence=None, rounds=0, failed=()
+        state,
+        modes=modes,
+        joined=state.joined + 1,
+        initial=None,
+        candidates=(),
+        evidence=None,
+        rounds=0,
+        failed=(),
+        is_enlarged=False,
+        is_polished=False,
+        polished=(),
     )
 
 
@@ -330,7 +233,23 @@ def default_flow(key: PRNGKeyArray, dim: int) -> DDNF:
     """
     if dim <= 2:
         return DDNF(key, dim, blocks=4, steps=4, hidden=(16, 16), activation="softplus")
-    return DDNF(key, dim, blocks=16, steps=2, hidden=(3,), activation="softplus")
+    return _scaling_flow(key, dim, 8, 3)
+
+
+def larger_flow(key: PRNGKeyArray, dim: int) -> DDNF:
+    """The flow that takes the place of the default one where that is not good enough."""
+    if dim <= 2:
+        return DDNF(key, dim, blocks=8, steps=8, hidden=(16, 16), activation="softplus")
+    return _scaling_flow(key, dim, 16, 6)
+
+
+def _scaling_flow(key, dim, blocks, units):
+    return DDNF(key, dim, blocks=blocks, steps=2, field=partial(ScalingField, dim=dim, units=units))
+
+
+def default_learning_rate(dim: int) -> float:
+    """Peak learning rate of Adam; smaller in many dimensions, where noise of many parameters adds up."""
+    return 2e-2 * min(1.0, (20 / dim) ** 0.5)
 
 
 def resolve_end(end, dim: int) -> End | None:
@@ -349,9 +268,22 @@ def _with_candidate(state: State, name: str, skipped: int) -> State:
     return dataclasses.replace(state, candidates=(*state.candidates, new))
 
 
+def uses_default_flow(state: State) -> bool:
+    """Whether the flow is ours to choose, and its base a mixture if there are several modes."""
+    return _uses_mixtures(state.settings)
+
+
 def _uses_mixtures(settings: Settings) -> bool:
     """Several modes get a mixture as the base of the default flow; a flow of the user's starts from a normal."""
     return settings.flow is None and settings.end is not None
+
+
+def _sample_of(polished: Polished, settings: Settings) -> Sample:
+    """The chains' draws as those of a fit that is exact: every weight is the evidence."""
+    log_evidence = bridge(polished.candidate.sample, polished.chains).log_evidence
+    z = np.swapaxes(polished.chains.z, 0, 1).reshape(-1, settings.target.dim).astype(float)
+    log_p = np.asarray(log_density(settings.target.log_density, z), float)
+    return Sample(z, log_p - log_evidence, np.where(np.isfinite(log_p), log_evidence, -np.inf))
 
 
 def _merged_flow(flow, whiten) -> AbstractBijection:

@@ -5,7 +5,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ddnf.posterior.convergence import convergence
+
 COLUMNS = ("mean", "sd", "5%", "50%", "95%")
+CHAIN_COLUMNS = ("ess_bulk", "ess_tail", "rhat")
 
 
 class Summary(NamedTuple):
@@ -22,28 +25,38 @@ class Summary(NamedTuple):
     rows: dict[str, dict[str, float]]
     figures: dict[str, float]
 
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return tuple(next(iter(self.rows.values()), COLUMNS))
+
     def __str__(self):
+        columns = self.columns
         width = max([8, *(len(name) for name in self.rows)])
         head = ", ".join(f"{name} {value:.4g}" for name, value in self.figures.items())
-        lines = [" " * width + "".join(f"{column:>13}" for column in COLUMNS).rstrip()]
+        lines = [" " * width + "".join(f"{column:>13}" for column in columns).rstrip()]
         for name, row in self.rows.items():
-            lines.append(f"{name:<{width}}" + "".join(f"{row[column]:>13.4g}" for column in COLUMNS))
+            lines.append(f"{name:<{width}}" + "".join(f"{row[column]:>13.4g}" for column in columns))
         return "\n".join([head, "", *lines])
 
     def _repr_html_(self):
-        head = "".join(f"<th>{column}</th>" for column in COLUMNS)
+        head = "".join(f"<th>{column}</th>" for column in self.columns)
         body = "".join(
-            f"<tr><th>{name}</th>" + "".join(f"<td>{row[column]:.4g}</td>" for column in COLUMNS) + "</tr>"
+            f"<tr><th>{name}</th>" + "".join(f"<td>{row[column]:.4g}</td>" for column in self.columns) + "</tr>"
             for name, row in self.rows.items()
         )
         figures = ", ".join(f"{name} {value:.4g}" for name, value in self.figures.items())
         return f"<p>{figures}</p><table><tr><th></th>{head}</tr>{body}</table>"
 
 
-def summarize(draws: Any, figures: dict[str, float]) -> Summary:
-    """Summarizes draws: a dict of arrays (n, ...), or one array (n, dim)."""
-    named = draws if isinstance(draws, Mapping) else {"z": draws}
-    return Summary({name: _row(values) for name, values in scalars(named).items()}, figures)
+def summarize(draws: Any, figures: dict[str, float], *, chains: int | None = None) -> Summary:
+    """Summarizes draws: a dict of arrays (n, ...), or one array (n, dim); with convergence if they are of chains."""
+    named = scalars(draws if isinstance(draws, Mapping) else {"z": draws})
+    rows = {name: _row(values) for name, values in named.items()}
+    if chains is not None:
+        found = convergence(np.stack([values.reshape(chains, -1) for values in named.values()], axis=-1))
+        for number, row in enumerate(rows.values()):
+            row |= {name: float(getattr(found, name)[number]) for name in CHAIN_COLUMNS}
+    return Summary(rows, figures)
 
 
 def scalars(draws: Mapping[str, Any]) -> dict[str, np.ndarray]:

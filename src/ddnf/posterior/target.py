@@ -1,7 +1,7 @@
 """The density that a posterior is fitted to."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -11,6 +11,24 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from ddnf.flow.random import generator
 from ddnf.posterior.sites import Site
+
+
+class Details(NamedTuple):
+    """What a probabilistic program knows beyond its density, for ArviZ.
+
+    Attributes:
+        dims: names of the axes of each parameter and observation.
+        coords: labels along these axes.
+        observed: the data by name.
+        log_likelihood: from one unconstrained point to the log-likelihood of each observation, by name.
+        predict: from a random key and named draws (n, ...) to predicted data (n, ...), by name.
+    """
+
+    dims: dict[str, list[str]]
+    coords: dict[str, Any]
+    observed: dict[str, np.ndarray]
+    log_likelihood: Callable[[Array], dict[str, Array]]
+    predict: Callable[[PRNGKeyArray, dict[str, Any]], dict[str, Any]]
 
 
 class Target(eqx.Module):
@@ -24,6 +42,7 @@ class Target(eqx.Module):
         initial: from a random key to a point to start the search for modes from; None for uniform on [-2, 2]^dim.
         unconstrain: the inverse of `constrain`, for `Posterior.log_prob` of named draws; None if there is none.
         sites: returns a description of `constrain` by standard transforms, stored with a saved posterior.
+        details: returns what else a model knows: names of axes, data, their likelihood and predictions.
 
     Example:
         >>> import jax.numpy as jnp
@@ -38,6 +57,7 @@ class Target(eqx.Module):
     initial: Callable[[PRNGKeyArray], Array] | None
     unconstrain: Callable[[Any], Array] | None
     sites: Callable[[], tuple[Site, ...]] | None
+    details: Callable[[], Details] | None
 
     def __init__(
         self,
@@ -48,6 +68,7 @@ class Target(eqx.Module):
         initial: Callable | None = None,
         unconstrain: Callable | None = None,
         sites: Callable[[], tuple[Site, ...]] | None = None,
+        details: Callable[[], Details] | None = None,
     ):
         if not callable(log_density):
             raise ValueError(f"Expected log_density to be a function; got {log_density!r}.")
@@ -55,7 +76,7 @@ class Target(eqx.Module):
             raise ValueError(f"Expected dim to be an integer of at least 1; got {dim!r}.")
         self.log_density, self.dim = log_density, dim
         self.constrain, self.initial = constrain, initial
-        self.unconstrain, self.sites = unconstrain, sites
+        self.unconstrain, self.sites, self.details = unconstrain, sites, details
         self._check()
 
     def start(self, key: PRNGKeyArray) -> Float[np.ndarray, " dim"]:

@@ -1,0 +1,166 @@
+"""Many Markov chains at once on a target pulled back through a flow.
+
+With z = T(x), chains move x under log p(T(x)) + log |det J_T(x)|, where a good flow leaves little structure. One
+transition is Hamiltonian Monte Carlo, which explores around a chain, followed by an independent proposal from the
+flow's base (z is then a draw of the flow), which moves a chain to any place that the flow knows, such as other modes.
+"""
+
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+from flowjax.bijections import AbstractBijection
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+
+from ddnf.flow import batch
+from ddnf.flow.random import normal_log_prob, normals
+from ddnf.posterior.evaluate import Base, draw_base
+
+# Transitions of one compiled program.
+CHUNK = 25
+ACCEPTANCE = 0.8
+# An energy error beyond which a trajectory has left the level set that it should follow.
+_DIVERGENT = 50.0
+
+
+class Kernel(NamedTuple):
+    """What is tuned: an affine map of the momenta, which makes x nearly standard, step size, number of steps.
+
+    Attributes:
+        scale: triangular root of the covariance of x, or a vector of deviations.
+        log_step: logarithm of the step size.
+        length: leapfrog steps of a transition.
+    """
+
+    scale: Float[Array, "dim *dim"]
+    log_step: Float[Array, ""]
+    length: Int[Array, ""]
+
+
+class Position(NamedTuple):
+    """Where the chains are.
+
+    Attributes:
+        x, z: the points before and after the flow.
+        log_p: pulled-back log density of x.
+        log_weight: log p(z) - log q(z), of the target and the flow.
+        slope: gradient of `log_p`.
+    """
+
+    x: Float[Array, "n dim"]
+    z: Float[Array, "n dim"]
+    log_p: Float[Array, " n"]
+    log_weight: Float[Array, " n"]
+    slope: Float[Array, "n dim"]
+
+
+class Trace(NamedTuple):
+    """What a chunk of transitions leaves: positions, and whether HMC diverged and the flow's proposal was accepted."""
+
+    x: Float[Array, "t n dim"]
+    z: Float[Array, "t n dim"]
+    log_weight: Float[Array, "t n"]
+    acceptance: Float[Array, "t n"]
+    divergent: Bool[Array, "t n"]
+    jumped: Bool[Array, "t n"]
+
+
+class Space(eqx.Module):
+    """A target seen through a flow; the base of the flow is the standard normal if it is None."""
+
+    log_density: Any
+    flow: AbstractBijection
+    base: Base | None = None
+
+    def at(self, x: Float[Array, "n dim"]) -> Position:
+        """The target at many points of the base's space."""
+
+        def total(x):
+            z, log_det = batch.transform_and_log_det(self.flow, x)
+            log_p = jax.vmap(self.log_density)(z) + log_det
+            return jnp.sum(log_p), (z, log_p)
+
+        (_, (z, log_p)), slope = jax.value_and_grad(total, has_aux=True)(x)
+        is_known = jnp.isfinite(log_p) & jnp.isfinite(z).all(axis=1)
+        log_p = jnp.where(is_known, log_p, -jnp.inf)
+        base = normal_log_prob(x) if self.base is None else jax.vmap(self.base.log_prob)(x)
+        return Position(x, z, log_p, log_p - base, jnp.where(jnp.isfinite(slope), slope, 0.0))
+
+
+def nowhere(chains: int, dim: int) -> Position:
+    """Chains that have not begun: any proposal of the flow is accepted."""
+    points, values = jnp.zeros((chains, dim)), jnp.full(chains, -jnp.inf)
+    return Position(points, points, values, values, points)
+
+
+@eqx.filter_jit
+def run(
+    space: Space, key: PRNGKeyArray, kernel: Kernel, position: Position, gain: Float[Array, ""]
+) -> tuple[Kernel, Position, Trace]:
+    """A chunk of transitions of all chains; the step size is adapted with a gain above 0.
+
+    Example:
+        >>> import ddnf
+        >>> space = Space(lambda z: -jnp.sum(z**2) / 2, ddnf.DDNF(jr.key(0), 2))
+        >>> kernel = Kernel(jnp.ones(2), jnp.array(-1.0), jnp.array(4))
+        >>> kernel, position, trace = run(space, jr.key(1), kernel, nowhere(8, 2), jnp.array(0.1))
+        >>> trace.z.shape
+        (25, 8, 2)
+    """
+
+    def transition(carry, number):
+        kernel, before = carry
+        position, acceptance, divergent, jumped = _transition(space, jr.fold_in(key, number), kernel, before)
+        change = gain / jnp.sqrt(1.0 + number) * (jnp.mean(acceptance) - ACCEPTANCE)
+        kernel = kernel._replace(log_step=(kernel.log_step + change).astype(kernel.log_step.dtype))
+        trace = Trace(position.x, position.z, position.log_weight, acceptance, divergent, jumped)
+        return (kernel, position), trace
+
+    (kernel, position), trace = lax.scan(transition, (kernel, position), jnp.arange(CHUNK))
+    return kernel, position, trace
+
+
+def _transition(space: Space, key, kernel: Kernel, before: Position):
+    """A Hamiltonian trajectory, then a proposal from the flow, independent of where the chain is.
+
+    Some trajectories take small steps, which narrow places need. The proposal is the last iteration of the same loop,
+    so that the flow and the target are compiled once.
+    """
+    n, dim = before.x.shape
+    momentum_key, uniform_key, base_key = jr.split(key, 3)
+    momentum = normals(momentum_key, n, (dim,)).astype(before.x.dtype)
+    proposal = draw_base(space.base, base_key, n, (dim,))[0].astype(before.x.dtype)
+    size, kind, *accept = jr.uniform(uniform_key, (4, n), before.x.dtype)
+    step = (jnp.exp(kernel.log_step) * jnp.where(kind < 0.15, 0.15, 0.5 + 0.5 * size))[:, None]
+
+    def evaluate(number, carry):
+        position, p, _ = carry
+        is_last = number == kernel.length
+        half = p + step / 2 * _pull(kernel.scale, position.slope)
+        new = space.at(jnp.where(is_last, proposal, position.x + step * _push(kernel.scale, half)))
+        p_new = half + step / 2 * _pull(kernel.scale, new.slope)
+        moved = _choose(jnp.full(n, ~is_last), new, position), jnp.where(is_last, p, p_new)
+        return *moved, new
+
+    after, p, jump = lax.fori_loop(0, kernel.length + 1, evaluate, (before, momentum, before))
+    change = after.log_p - before.log_p + jnp.sum(momentum**2 - p**2, axis=1) / 2
+    change = jnp.where(jnp.isnan(change), -jnp.inf, change)
+    acceptance = jnp.exp(jnp.minimum(change, 0.0))
+    position = _choose(accept[0] < acceptance, after, before)
+    jumped = jnp.log(accept[1]) < jump.log_weight - position.log_weight
+    return _choose(jumped, jump, position), acceptance, change < -_DIVERGENT, jumped
+
+
+def _choose(accepted, after: Position, before: Position) -> Position:
+    return jax.tree.map(lambda a, b: jnp.where(accepted.reshape(-1, *[1] * (a.ndim - 1)), a, b), after, before)
+
+
+def _push(scale, p):
+    return p @ scale.T if scale.ndim == 2 else p * scale
+
+
+def _pull(scale, slope):
+    return slope @ scale if scale.ndim == 2 else slope * scale

@@ -1,0 +1,128 @@
+"""The policy of a fit: which stage comes next, from the diagnoses so far."""
+
+import dataclasses
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+
+from ddnf.posterior.issues import find_issues
+from ddnf.posterior.log import Log, Row
+from ddnf.posterior.stages import check, enlarge, find_modes, fit_base, join, polish, train, uses_default_flow
+from ddnf.posterior.state import Candidate, State
+
+# A further round of the same training is worth its time if this ESS is near, or if the last one raised the ELBO.
+_NEARLY_GOOD = 0.9
+_GAIN = 0.05
+_SMALL_GAIN = 0.002
+# How often Gaussians at missed mass may join the base.
+_JOINS = 3
+# With a lower ESS than this, a larger flow comes before the chains.
+_POOR = 0.01
+
+Stage = Callable[[State], State]
+
+
+class Decision(NamedTuple):
+    """The next stage, its name, and why it comes next; no stage at the end."""
+
+    stage: Stage | None
+    name: str
+    reason: str
+
+
+def next_stage(state: State) -> Decision:
+    """What comes next: modes, base, training, chains where the flow is not good enough, checks, the end."""
+    settings = state.settings
+    if state.initial is None:
+        if settings.end is not None and not state.modes:
+            return Decision(find_modes, "modes", "")
+        return Decision(fit_base, "base", "")
+    if state.evidence is not None:
+        return _after_check(state)
+    if state.is_polished:
+        return _after_polish(state)
+    training = _next_training(state)
+    if isinstance(training, Decision):
+        return training
+    if settings.exact == "always" or (settings.exact == "auto" and training != "good"):
+        return _next_polish(state, training)
+    return Decision(check, "check", training)
+
+
+def _next_training(state: State) -> Decision | str:
+    """The next round of training; or why there is none."""
+    settings = state.settings
+    last = state.candidates[-1] if state.candidates else None
+    trains = settings.flow is not None or settings.regularizer is not None or state.is_enlarged
+    if last is not None and last.is_good and (state.rounds or not trains):
+        return "good"
+    if state.rounds == settings.rounds:
+        return "no round left"
+    name = f"{'larger flow' if state.is_enlarged else 'flow'} {state.rounds + 1}"
+    if state.rounds == 0:
+        return Decision(partial(train, name=name), name, "train")
+    if state.failed and state.failed[-1].endswith(f"flow {state.rounds}"):
+        return _restart(state, name, 10, "not finite")
+    if last is None or not last.is_sound:
+        return _restart(state, name, 4, "folds")
+    if state.candidates[0].stage == "base" and last.rank < state.candidates[0].rank:
+        return _restart(state, name, 4, "worse than base")
+    if settings.exact == "never":
+        if last.diagnosis.ess < _NEARLY_GOOD and _gain(state.candidates) < _GAIN:
+            return "no gain"
+    elif last.diagnosis.ess < _NEARLY_GOOD or _gain(state.candidates) < _SMALL_GAIN:
+        return "not good"
+    return Decision(partial(train, name=name), name, "not good yet, train")
+
+
+def _next_polish(state: State, reason: str) -> Decision:
+    if state.candidates and state.best.diagnosis.ess < _POOR and not state.is_enlarged and uses_default_flow(state):
+        return Decision(enlarge, "enlarge", f"{reason}, larger flow")
+    return Decision(polish, "polish", f"{reason}, run chains")
+
+
+def _after_polish(state: State) -> Decision:
+    chains = state.polished[-1].chains
+    figures = f"R-hat {chains.rhat:.3f}, ESS {chains.ess:.0f}"
+    if not state.polished[-1].is_good and not state.is_enlarged and uses_default_flow(state):
+        return Decision(enlarge, "enlarge", f"{figures}, larger flow")
+    return Decision(check, "check", figures)
+
+
+def _after_check(state: State) -> Decision:
+    assert state.evidence is not None
+    missed, settings = state.evidence.missed, state.settings
+    if missed and uses_default_flow(state) and state.joined < _JOINS:
+        return Decision(join, f"join {state.joined + 1}", f"{missed[0].share:.0%} of the mass missed, join it")
+    if settings.exact == "auto" and not state.polished and find_issues(state.evidence):
+        return _next_polish(state, "issues found")
+    return Decision(None, "", f"return {state.best.stage if state.exact is None else 'chains'}")
+
+
+def _gain(candidates: tuple[Candidate, ...]) -> float:
+    """By how much the last round raised the ELBO over that of the round before; infinite after the first."""
+    rounds = [candidate for candidate in candidates if candidate.stage != "base"]
+    return rounds[-1].diagnosis.finite_elbo - rounds[-2].diagnosis.finite_elbo if len(rounds) > 1 else np.inf
+
+
+def _restart(state: State, name, divisor, why) -> Decision:
+    rate = state.learning_rate / divisor
+    return Decision(partial(train, name=name, restart_rate=rate), name, f"{why}, restart at rate {rate:.2g}")
+
+
+def run_stage(state: State, decision: Decision) -> State:
+    """Runs a stage and adds it to the log, with what comes next."""
+    assert decision.stage is not None
+    began, before, known = time.perf_counter(), state.gradients + state.search.gradients, len(state.candidates)
+    state = decision.stage(state)
+    spent = state.gradients + state.search.gradients - before
+    new = state.candidates[known:]
+    following = next_stage(state)
+    row = Row(decision.name, time.perf_counter() - began, spent, decision=following.reason or following.name)
+    if new:
+        diagnosis = new[0].diagnosis
+        row = row._replace(elbo=diagnosis.elbo, khat=diagnosis.khat, ess=diagnosis.ess)
+    return dataclasses.replace(state, log=Log([*state.log, row]))

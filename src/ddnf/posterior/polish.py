@@ -1,0 +1,226 @@
+"""Exact draws: Markov chains through a fitted flow, run until they have converged.
+
+32 chains start from draws of the flow, resampled by their importance. Runs of growing length follow each other: each is
+made with fixed settings and judged; one that has not converged, or is too short, serves to tune the next and is
+dropped.
+"""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+from jaxtyping import Float, PRNGKeyArray
+from tqdm.auto import tqdm
+
+from ddnf.posterior.convergence import Convergence, convergence
+from ddnf.posterior.diagnosis import KHAT
+from ddnf.posterior.evaluate import LostFitError
+from ddnf.posterior.hmc import CHUNK, Kernel, Position, Space, Trace, nowhere, run
+
+CHAINS = 32
+RHAT = 1.01
+# Effective draws below which quantiles are too noisy to report.
+LEAST_ESS = 400
+_ENOUGH_ESS = 4000
+_LONGEST = 64
+_TUNING = 2
+_RUNS = 10
+# Gradient evaluations after which a run that has not converged is the last one.
+_MOST_GRADIENTS = 2_000_000
+# Beyond this many dimensions, momenta have deviations only, no correlations.
+_LARGEST_FULL = 512
+
+
+@dataclasses.dataclass(frozen=True)
+class Chains:
+    """Draws of Markov chains, how far to trust them, and what it takes to continue.
+
+    Attributes:
+        z: draws in the unconstrained space.
+        log_weights: log p - log q at the draws, of the target and the flow.
+        convergence: R-hat and effective sample sizes of every coordinate of z.
+        acceptance: mean acceptance of Hamiltonian trajectories.
+        flow_acceptance: share of the flow's own proposals that were accepted.
+        divergences: number of divergent trajectories.
+        thin: transitions between two draws.
+        gradients: gradient evaluations, tuning included.
+        kernel, position: settings of the chains and their last points.
+    """
+
+    z: Float[np.ndarray, "chains draws dim"]
+    log_weights: Float[np.ndarray, "chains draws"]
+    convergence: Convergence
+    acceptance: float
+    flow_acceptance: float
+    divergences: int
+    thin: int
+    gradients: int
+    kernel: Kernel
+    position: Position
+
+    @property
+    def rhat(self) -> float:
+        """The largest R-hat."""
+        return float(self.convergence.rhat.max())
+
+    @property
+    def ess(self) -> float:
+        """The smallest effective sample size, of bulk and tails."""
+        return float(min(self.convergence.ess_bulk.min(), self.convergence.ess_tail.min()))
+
+    @property
+    def is_converged(self) -> bool:
+        return self.rhat < RHAT and self.ess >= LEAST_ESS
+
+    def is_slow(self, khat: float) -> bool:
+        """Whether chains that ran out of budget went through a flow that misses part of the target, so may they."""
+        return self.ess < _ENOUGH_ESS and khat > KHAT
+
+
+class _Run(NamedTuple):
+    """One run with fixed settings: its transitions (a `Trace` of NumPy arrays, chains first) and its convergence."""
+
+    trace: Any
+    convergence: Convergence
+    length: int
+
+    @property
+    def transitions(self) -> int:
+        return self.trace.z.shape[1]
+
+    @property
+    def ess(self) -> float:
+        return float(min(self.convergence.ess_bulk.min(), self.convergence.ess_tail.min()))
+
+    @property
+    def is_converged(self) -> bool:
+        return bool(self.convergence.rhat.max() < RHAT and self.ess >= LEAST_ESS)
+
+    @property
+    def efficiency(self) -> float:
+        """Effective draws for each gradient of a chain."""
+        return self.ess / (self.transitions * (self.length + 1))
+
+
+def run_polish(key: PRNGKeyArray, space: Space, *, draws: int, progress: bool) -> Chains:
+    """Runs chains until they have converged and have `_ENOUGH_ESS` effective draws, or the budget is spent."""
+    start_key, run_key = jr.split(key)
+    kernel = _initial_kernel(space.flow.shape[0])
+    position = _start(start_key, space, kernel)
+    lengths: dict[int, float] = {}
+    spent, transitions, latest = CHAINS * CHUNK, 2 * CHUNK, None
+    with tqdm(total=_RUNS, desc="posterior, polish", disable=not progress, unit="run") as bar:
+        for number in range(_RUNS):
+            is_tuning = number < _TUNING
+            kernel, position = _tuned(jr.fold_in(run_key, 2 * number), space, kernel, position)
+            spent += CHUNK * CHAINS * (int(kernel.length) + 1)
+            latest, position = _run(jr.fold_in(run_key, 2 * number + 1), space, kernel, position, transitions)
+            spent += transitions * CHAINS * (latest.length + 1)
+            bar.update()
+            bar.set_postfix_str(f"R-hat {latest.convergence.rhat.max():.3f}, ESS {latest.ess:.0f}")
+            left = (_MOST_GRADIENTS - spent) // (CHAINS * (latest.length + 1)) // CHUNK * CHUNK
+            is_enough = latest.is_converged and latest.ess >= _ENOUGH_ESS
+            if is_enough or left < latest.transitions or number == _RUNS - 1:
+                break
+            lengths[latest.length] = latest.efficiency
+            if not latest.is_converged or is_tuning:
+                kernel = _whitened(kernel, latest)
+                kernel = kernel._replace(length=jnp.asarray(_next_length(lengths, latest.length)))
+            transitions = min(_next_transitions(latest, is_tuning), left)
+    assert latest is not None
+    return _thinned(latest, kernel, position, draws, spent)
+
+
+def continue_chains(key: PRNGKeyArray, space: Space, chains: Chains, draws: int) -> Float[np.ndarray, "n dim"]:
+    """Further draws, from where the chains ended."""
+    count = -(-draws // CHAINS) * chains.thin
+    latest, _ = _run(key, space, chains.kernel, chains.position, -(-count // CHUNK) * CHUNK)
+    z = latest.trace.z[:, chains.thin - 1 :: chains.thin]
+    return np.swapaxes(z, 0, 1).reshape(-1, z.shape[-1])[:draws]
+
+
+def _start(key, space: Space, kernel: Kernel) -> Position:
+    """The chains at draws of the flow, resampled by independence Metropolis: each has seen `CHUNK` of them."""
+    dim = space.flow.shape[0]
+    still = kernel._replace(length=jnp.asarray(0))
+    dtype = kernel.scale.dtype
+    position = Position(*(a.astype(dtype) for a in nowhere(CHAINS, dim)))
+    _, position, _ = run(space, key, still, position, jnp.zeros((), dtype))
+    if not np.isfinite(position.log_p).any():
+        raise LostFitError("Expected a log_density that is finite at some draws of the fit; got none of them.")
+    return position
+
+
+def _initial_kernel(dim: int) -> Kernel:
+    dtype = jnp.result_type(float)
+    scale = jnp.eye(dim, dtype=dtype) if dim <= _LARGEST_FULL else jnp.ones(dim, dtype)
+    return Kernel(scale, jnp.asarray(-0.7 - np.log(dim) / 4, dtype), jnp.asarray(8))
+
+
+def _tuned(key, space, kernel, position) -> tuple[Kernel, Position]:
+    """The step size adapted over a chunk of transitions, which are dropped."""
+    kernel, position, _ = run(space, key, kernel, position, jnp.asarray(1.0, position.x.dtype))
+    return kernel, position
+
+
+def _run(key, space, kernel, position, transitions) -> tuple[_Run, Position]:
+    parts = []
+    for number in range(transitions // CHUNK):
+        _, position, trace = run(space, jr.fold_in(key, number), kernel, position, jnp.zeros((), position.x.dtype))
+        parts.append(trace)
+    arrays = (np.concatenate([np.asarray(array) for array in arrays]) for arrays in zip(*parts, strict=True))
+    trace: Any = Trace(*(np.swapaxes(array, 0, 1) for array in arrays))  # pyright: ignore[reportArgumentType]
+    return _Run(trace, convergence(trace.z), int(kernel.length)), position
+
+
+def _whitened(kernel: Kernel, latest: _Run) -> Kernel:
+    """Momenta with the covariance of the last run, shrunk towards its diagonal by as much as the draws are few."""
+    x = np.asarray(latest.trace.x[:, latest.transitions // 2 :], float)
+    dim = x.shape[-1]
+    x = x.reshape(-1, dim)
+    deviation = np.maximum(x.std(axis=0), 1e-6)
+    if kernel.scale.ndim == 1:
+        scale = deviation
+    else:
+        correlation = np.cov((x / deviation).T).reshape(dim, dim)
+        share = dim / (dim + min(len(x), latest.ess + CHAINS) / 4)
+        correlation = (1 - share) * correlation + share * np.eye(dim)
+        scale = deviation[:, None] * np.linalg.cholesky(correlation)
+    # The step size is relative to the scale: it stays as it is, and is tuned again.
+    return kernel._replace(scale=jnp.asarray(scale, kernel.scale.dtype))
+
+
+def _next_length(lengths: dict[int, float], latest: int) -> int:
+    """Hill climbing among powers of 2: of the most efficient length known, a neighbour that has not been tried."""
+    best = max(lengths, key=lambda length: lengths[length])
+    if best != latest:
+        return best
+    untried = [length for length in (2 * best, best // 2) if 1 <= length <= _LONGEST and length not in lengths]
+    return untried[0] if untried else best
+
+
+def _next_transitions(latest: _Run, is_tuning: bool) -> int:
+    """As many as should be enough, at most four times as many as before."""
+    if is_tuning:
+        return 2 * CHUNK
+    needed = 1.2 * _ENOUGH_ESS / max(latest.ess, 1.0) * latest.transitions
+    return int(np.ceil(np.clip(needed, 4 * CHUNK, 4 * latest.transitions) / CHUNK)) * CHUNK
+
+
+def _thinned(latest: _Run, kernel, position, draws, spent) -> Chains:
+    thin = max(1, latest.transitions * CHAINS // draws)
+    trace = latest.trace
+    return Chains(
+        np.asarray(trace.z[:, thin - 1 :: thin]),
+        np.asarray(trace.log_weight[:, thin - 1 :: thin]),
+        latest.convergence,
+        float(trace.acceptance.mean()),
+        float(trace.jumped.mean()),
+        int(trace.divergent.sum()),
+        thin,
+        spent,
+        kernel,
+        position,
+    )

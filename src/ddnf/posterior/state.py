@@ -1,0 +1,136 @@
+"""What a fit was asked for, and all that is known in its course."""
+
+import dataclasses
+from collections.abc import Callable
+from os import PathLike
+from typing import Literal, NamedTuple
+
+import numpy as np
+from flowjax.bijections import AbstractBijection
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from ddnf.posterior.diagnosis import Diagnosis, Sample
+from ddnf.posterior.evaluate import LostFitError
+from ddnf.posterior.issues import Evidence
+from ddnf.posterior.log import Log
+from ddnf.posterior.mixture import ModeMixture
+from ddnf.posterior.modes import Gaussian, Search
+from ddnf.posterior.objective import End, Gradient, Whitening
+from ddnf.posterior.polish import Chains
+from ddnf.posterior.target import Target
+
+Exact = Literal["auto", "always", "never"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """The arguments of `fit_posterior`, and its random keys."""
+
+    target: Target
+    flow: AbstractBijection | None
+    steps: int
+    batch: int
+    rounds: int
+    searches: int
+    end: End | None
+    gradient: Gradient | None
+    temper: float | None
+    regularizer: Callable[[AbstractBijection, Array], Array] | None
+    checkpoint: str | PathLike | None
+    exact: Exact
+    progress: bool
+    flow_key: PRNGKeyArray
+    search_key: PRNGKeyArray
+    fit_key: PRNGKeyArray
+    check_key: PRNGKeyArray
+
+
+class Candidate(NamedTuple):
+    """The fit after a stage, in the space of the target, with what importance weights say of it."""
+
+    stage: str
+    flow: AbstractBijection
+    sample: Sample
+    diagnosis: Diagnosis
+    is_sound: bool
+    skipped: int
+    base: ModeMixture | None
+
+    @property
+    def is_good(self) -> bool:
+        return self.is_sound and self.diagnosis.is_good
+
+    @property
+    def rank(self) -> tuple[bool, bool, float, float]:
+        """Larger is better."""
+        return self.is_sound, self.is_good, round(self.diagnosis.finite, 2), self.diagnosis.finite_elbo
+
+
+class Polished(NamedTuple):
+    """Markov chains through the flow of a candidate."""
+
+    candidate: Candidate
+    chains: Chains
+
+    @property
+    def is_good(self) -> bool:
+        return self.chains.is_converged and not self.chains.is_slow(self.candidate.diagnosis.khat)
+
+
+@dataclasses.dataclass(frozen=True)
+class State:
+    """All that is known in the course of a fit.
+
+    Attributes:
+        settings: what the fit was asked for.
+        search: the search for modes, with its compiled programs.
+        learning_rate: of the next round.
+        modes: Gaussians at the modes, the best first.
+        whitening: the affine map that standardizes the target; None with `end=None`.
+        base: the mixture that the flow starts from, in the coordinates of the whitening; None for the standard normal.
+        joined: how often Gaussians have joined the modes after a check.
+        initial: the untrained flow, in the coordinates of the whitening.
+        trained: the flow after the last round, or `initial` again after a restart.
+        candidates: the fit after each stage, without those that have no density at all.
+        rounds: rounds of training of this flow so far.
+        is_enlarged: whether a larger flow has taken the place of the default one.
+        polished: Markov chains, at most one set for each of these flows.
+        is_polished: whether chains have run through this flow.
+        failed: names of the rounds that stopped because most steps were not finite, or ended with no density.
+        losses, seconds: mean loss and wall time of each chunk of training.
+        gradients: gradient evaluations so far, without those of the search.
+        evidence: the checks of the result.
+        log: the stages so far.
+    """
+
+    settings: Settings
+    search: Search
+    learning_rate: float
+    modes: tuple[Gaussian, ...] = ()
+    whitening: Whitening | None = None
+    base: ModeMixture | None = None
+    joined: int = 0
+    initial: AbstractBijection | None = None
+    trained: AbstractBijection | None = None
+    candidates: tuple[Candidate, ...] = ()
+    rounds: int = 0
+    is_enlarged: bool = False
+    polished: tuple[Polished, ...] = ()
+    is_polished: bool = False
+    failed: tuple[str, ...] = ()
+    losses: tuple[Float[np.ndarray, " _"], ...] = ()
+    seconds: tuple[Float[np.ndarray, " _"], ...] = ()
+    gradients: int = 0
+    evidence: Evidence | None = None
+    log: Log = dataclasses.field(default_factory=Log)
+
+    @property
+    def best(self) -> Candidate:
+        if not self.candidates:
+            raise LostFitError("Expected a log_density that is finite at some draws of the fit; got none of them.")
+        return max(self.candidates, key=lambda candidate: candidate.rank)
+
+    @property
+    def exact(self) -> Polished | None:
+        """The chains that have converged best; None where there are none."""
+        return min(self.polished, key=lambda one: (not one.is_good, one.chains.rhat), default=None)
