@@ -2,13 +2,15 @@
 
 import pickle
 
+import joblib
 import numpy as np
 import pandas as pd
 import pytest
+import sklearn
 from numpy.testing import assert_allclose, assert_array_equal
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
-from sklearn.model_selection import GridSearchCV
+from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
@@ -92,6 +94,40 @@ def test_names_of_columns():
     assert model.density_.names == ("width", "height")
     with pytest.raises(ValueError, match="feature names should match"):
         model.score_samples(frame[["height", "width"]])
+
+
+def test_frames_of_draws():
+    frame = pd.DataFrame(ROWS, columns=["width", "height"])
+    named = tiny().fit(frame)
+    assert isinstance(named.sample(3), np.ndarray)
+    draws = named.set_output(transform="pandas").sample(3, random_state=0)
+    assert list(draws.columns) == ["width", "height"]
+    assert_array_equal(draws, named.set_output(transform="default").sample(3, random_state=0))
+    with sklearn.config_context(transform_output="pandas"):
+        assert list(tiny().fit(ROWS).sample(2).columns) == ["x0", "x1"]
+    with pytest.raises(ValueError, match="Expected transform to be"):
+        named.set_output(transform="excel")
+
+
+def test_mixed_frames():
+    frame = pd.DataFrame(ROWS, columns=["width", "height"]).assign(kind=["a", "b"] * 20)
+    model = tiny().fit(frame)
+    assert model.sample(4).dtypes.equals(frame.dtypes)
+    assert model.score_samples(frame).shape == (40,) and model.n_features_in_ == 3
+    frame.loc[3, "width"] = np.nan
+    assert tiny(missing="drop").fit(frame).density_.dropped_rows == 1
+
+
+@pytest.mark.slow
+def test_in_other_processes():
+    scores = cross_val_score(tiny(), ROWS, cv=2, n_jobs=2, error_score="raise")
+    # The other processes compute in single precision, and draw other numbers.
+    assert_allclose(scores, cross_val_score(tiny(), ROWS, cv=2), rtol=0.05)
+
+
+def test_dumped(model, tmp_path):
+    joblib.dump(model, tmp_path / "model.joblib")
+    assert_array_equal(joblib.load(tmp_path / "model.joblib").score_samples(ROWS), model.score_samples(ROWS))
 
 
 def test_supports():

@@ -1,5 +1,8 @@
 """The `ddnf` command: a table goes in and comes out, and bad input is one line without a traceback."""
 
+import dataclasses
+import functools
+import gzip
 import subprocess
 import sys
 import warnings
@@ -14,6 +17,8 @@ from numpy.testing import assert_allclose, assert_array_equal
 import ddnf
 from ddnf import DDNF, Density, cli
 from ddnf.density.columns import columns_from
+from ddnf.density.lines import Format
+from ddnf.density.schema import Field, Schema
 from ddnf.density.tables import open_table
 
 RNG = np.random.default_rng(0)
@@ -198,8 +203,8 @@ TABLES = {
     "header.csv": (b"price,size\n", "Expected rows of numbers in 'header.csv'; got none"),
     "words.csv": (b"price,size\n1,2\n1,two\n", "got 'two' in row 2, column 'size' of 'words.csv'"),
     "unnamed.csv": (b"1,2\n1,two\n", "got 'two' in row 2, column 1 of 'unnamed.csv'"),
-    "missing.csv": (b"price,size\n1,2\n,2\n", "got '' in row 2, column 'price'"),
-    "missing first.csv": (b",2\n1,2\n", "got '' in row 1, column 0"),
+    "missing.csv": (b"price,size\n1,2\n,2\n", "got a missing value, NaN or infinity in row 2, column 'price'"),
+    "missing first.csv": (b",2\n1,2\n", "got a missing value, NaN or infinity in row 1, column 0"),
     "nan.csv": (b"price,size\n1,nan\n", "a missing value, NaN or infinity in row 1, column 'size'"),
     "short.csv": (b"price,size\n1,2\n3\n", "Expected 2 columns in each row; got 1 in row 2 of 'short.csv'"),
     "long.csv": (b"price,size\n1,2\n3,4,5\n", "Expected 2 columns in each row; got 3 in row 2"),
@@ -209,7 +214,10 @@ TABLES = {
     "damaged.npy": (b"\x93NUMPY\x01\x00", "Expected an array of numbers in 'damaged.npy'"),
     "text.npy": (b"price,size\n1,2\n", "Expected an array of numbers in 'text.npy'"),
     "damaged.parquet": (b"PAR1", "arquet"),
-    "table.xls": (b"1,2\n", "Expected a file that ends in .csv, .tsv, .npy, .parquet; got 'table.xls'"),
+    "table.xls": (
+        b"1,2\n",
+        "Expected a file that ends in .csv, .tsv, .npy, .parquet, .xlsx, .csv.gz, .tsv.gz; got 'table.xls'",
+    ),
     "table": (b"1,2\n", "Expected a file that ends in"),
 }
 COMMANDS = {
@@ -221,7 +229,7 @@ COMMANDS = {
     "several": ("fit several.npy -o out.ddnf", "got several"),
     "NaN array": ("fit nan.npy -o out.ddnf", "a missing value, NaN or infinity in row 3, column 1"),
     "too few rows": ("fit few.npy -o out.ddnf", "Expected at least 10 rows; got 3"),
-    "words": ("fit named.csv -o out.ddnf", "got 'r0' in row 1, column 'id' of 'named.csv'"),
+    "words": ("fit named.csv -o out.ddnf", "column 'id' has 60 in 60 rows: leave it out"),
     "unknown column": ("fit named.csv -o out.ddnf --columns price,sice", "(id, price, size, year); got 'sice'"),
     "unknown number": ("fit plain.npy -o out.ddnf --columns 2", "(numbers from 0 to 1); got '2'"),
     "column twice": ("fit named.csv -o out.ddnf --columns price,price", "none both in --columns and --condition"),
@@ -309,8 +317,79 @@ def test_words_in_parquet(folder, capsys):
     arrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
     parquet.write_table(arrow.table({"price": [1.0, None], "size": ["a", "b"]}), "table.parquet")
-    assert "got string in row 1, column 'size'" in one_line(["score", "named.ddnf", "table.parquet"], capsys)
+    assert "a missing value, NaN or infinity in row 2, column 'price'" in one_line(
+        ["score", "named.ddnf", "table.parquet"], capsys
+    )
     assert "row 2, column 'price'" in one_line([*FIT[:1], "table.parquet", "-o", "m", "--columns", "price"], capsys)
+
+
+KIND = ["ei", "rößl", "rößl"]
+CELLS = [
+    f"{i};1.{i:03d},5;{KIND[i % 3]};2020-01-{1 + i % 28:02d};{str(i % 2 == 1).lower()};{i * i % 17}" for i in range(40)
+]
+MIXED = "\n".join(["# by hand", ";price;kind;day;ok;weight", *CELLS, "40;NA;ei;2020-01-01;true;3"])
+MARKS = ["--decimal", ",", "--thousands", ".", "--comment", "#"]
+
+
+@pytest.mark.parametrize("ending", ["csv", "csv.gz", "xlsx"])
+def test_what_people_have(folder, ending):
+    """Latin-1, decimal commas, thousands, comments, an index column, missing cells; gz and Excel."""
+    path, form = Path(f"mixed.{ending}"), Format(decimal=",", thousands=".", comment="#", encoding="latin-1")
+    if ending == "xlsx":
+        book = pytest.importorskip("openpyxl").Workbook()
+        for line in MIXED.splitlines()[1:]:
+            cells = [line.split(";")[0], line.split(";")[1].replace(".", ""), *line.split(";")[2:]]
+            book.active.append([{"true": True, "false": False, "NA": None}.get(cell, cell) for cell in cells])
+        book.save(path)
+    else:
+        path.write_bytes(gzip.compress(MIXED.encode("latin-1")) if ending == "csv.gz" else MIXED.encode("latin-1"))
+    table = open_table(path, form)
+    assert table.names == ("", "price", "kind", "day", "ok", "weight")
+    price, kind, day, ok = table.read_columns([1, 2, 3, 4], missing="drop")
+    assert_allclose(price, 1000.5 + np.arange(40))
+    assert kind[:2].tolist() == ["ei", "rößl"] and ok[:2].tolist() == [False, True]
+    assert day[1] == np.datetime64("2020-01-02")
+    assert len(table.read_columns([1], missing="keep")[0]) == 41
+
+
+@pytest.mark.slow
+def test_mixed_tables(folder, capsys, monkeypatch):
+    Path("mixed.csv").write_text(MIXED, encoding="latin-1")
+    words = ["mixed.csv", *MARKS, "--encoding", "latin-1", "--drop-missing"]
+    flow = Invert(DDNF(jr.key(3), 3, blocks=1, steps=1, hidden=(4,), condition_dim=4))
+    small = functools.partial(ddnf.fit_density, flow=flow)
+    monkeypatch.setattr("ddnf.cli.fit.fit_density", small)
+    cli.main(["fit", *words, "-o", "mixed.ddnf", "--steps", "2", "--support", "weight=count"])
+    assert "40, 1 dropped" in (out := capsys.readouterr().out) and "price, kind, day, ok, weight" in out
+    cli.main(["sample", "mixed.ddnf", "-n", "5", "-o", "draws.csv"])
+    names, kind = (table := open_table(Path("draws.csv"))).names, table.read_columns([1])[0]
+    assert names == ("price", "kind", "day", "ok", "weight") and set(kind) <= {"ei", "rößl"}
+    cli.main(["score", "mixed.ddnf", "draws.csv"])
+    cli.main(["score", "mixed.ddnf", *words])
+    out = capsys.readouterr().out
+    assert "of 5 rows" in out and "of 40 rows" in out
+    assert "Expected a .csv, .tsv or .parquet file" in one_line(["sample", "mixed.ddnf", "-o", "draws.npy"], capsys)
+
+
+def test_categories_in_conditions(folder, capsys):
+    model = density(condition_dim=3, names=("price", "size", "year", "kind"))
+    fields = Field("price"), Field("size"), Field("year"), Field("kind", "category", "str", ("a", "b"))
+    dataclasses.replace(model, schema=Schema(fields[:2], fields[2:], "columns")).save("kinds.ddnf")
+    cli.main(["sample", "kinds.ddnf", "-n", "2", "--condition", "kind=b,year=1.5"])
+    by_name = capsys.readouterr().out
+    cli.main(["sample", "kinds.ddnf", "-n", "2", "--condition", "1.5,b"])
+    assert by_name == capsys.readouterr().out and by_name.startswith("price,size\n")
+    assert "(a, b); got another" in one_line(["sample", "kinds.ddnf", "--condition", "1.5,c"], capsys)
+
+
+def test_show(folder, capsys):
+    cli.main(["show", "named.ddnf", "named.csv", "--columns", "size,price"])
+    assert Path("named.png").read_bytes().startswith(b"\x89PNG")
+    assert capsys.readouterr().out == "picture         named.png\n"
+    assert "a new file to write to; 'named.png' exists" in one_line(["show", "named.ddnf"], capsys)
+    cli.main(["show", "given.ddnf", "named.csv", "--condition", "0.5", "-o", "given.svg"])
+    assert "given.svg" in capsys.readouterr().out
+    assert ".png, .pdf or .svg" in one_line(["show", "named.ddnf", "-o", "named.gif"], capsys)
 
 
 def test_version(capsys):

@@ -172,7 +172,7 @@ def test_bad_input(flow, options, message):
 
 
 def test_no_flow_to_show():
-    with pytest.raises(ValueError, match="one flow at least"):
+    with pytest.raises(ValueError, match="at least one flow"):
         page({}, "none")
 
 

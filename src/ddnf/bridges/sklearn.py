@@ -8,9 +8,13 @@ import numpy as np
 from jaxtyping import Float, PRNGKeyArray
 
 from ddnf.density import default_flow, fit_density
+from ddnf.density.frames import library_of, read_columns
+from ddnf.density.prepare import prepare
 from ddnf.density.rows import FEWEST_ROWS
+from ddnf.density.schema import field_of
 from ddnf.system.optional import require
 
+sklearn = require("sklearn", "sklearn")
 base = require("sklearn.base", "sklearn")
 utils = require("sklearn.utils", "sklearn")
 validation_tools = require("sklearn.utils.validation", "sklearn")
@@ -28,9 +32,10 @@ class DDNFDensity(base.DensityMixin, base.BaseEstimator):
             list, or a dict from column numbers or names.
         steps: largest number of training steps; None for 2,000 to 5,000, by the number of rows.
         batch: rows per training step.
-        learning_rate: peak learning rate of Adam.
+        learning_rate: peak learning rate of Adam; None for the default of `fit_density`.
         validation: rows to hold out for early stopping: a share, or a number of rows.
         patience: stop after so many validations without improvement.
+        missing: "raise" or "drop": what `fit` does with rows in which a value is missing.
         random_state: an integer for the same fit each time, a `RandomState`, or None for NumPy's global one.
         verbose: whether to show a progress bar.
         iterations: deprecated name of `steps`.
@@ -61,9 +66,10 @@ class DDNFDensity(base.DensityMixin, base.BaseEstimator):
         support=None,
         steps=None,
         batch=256,
-        learning_rate=5e-3,
+        learning_rate=None,
         validation=0.1,
         patience=10,
+        missing="raise",
         random_state=None,
         verbose=False,
         iterations=None,
@@ -78,27 +84,22 @@ class DDNFDensity(base.DensityMixin, base.BaseEstimator):
         self.learning_rate = learning_rate
         self.validation = validation
         self.patience = patience
+        self.missing = missing
         self.random_state = random_state
         self.verbose = verbose
         self.iterations = iterations
 
     def fit(self, X: Any, y: Any = None) -> "DDNFDensity":
         """Fits the density to rows (n, columns); `y` is ignored."""
-        X = validation_tools.validate_data(self, X, dtype=np.float64, ensure_min_samples=FEWEST_ROWS)
+        X, names = self._table(X, reset=True)
+        table = prepare(X, None, missing=self.missing, names=names)
         flow_key, fit_key = jr.split(_key(self.random_state))
-        names = getattr(self, "feature_names_in_", None)
         self.density_ = fit_density(
             fit_key,
             X,
-            names=None if names is None else [str(name) for name in names],
-            flow=default_flow(
-                flow_key,
-                X.shape[1],
-                blocks=self.blocks,
-                steps=self.flow_steps,
-                hidden=self.hidden,
-                activation=self.activation,
-            ),
+            names=names,
+            missing=self.missing,
+            flow=self._flow(flow_key, table),
             adaptive=True,
             support=self.support,
             validation=self.validation,
@@ -108,6 +109,33 @@ class DDNFDensity(base.DensityMixin, base.BaseEstimator):
             patience=self.patience,
             progress=bool(self.verbose),
         )
+        return self
+
+    def _flow(self, key, table):
+        """A flow of these settings; None, for the default of `fit_density`, if all are left as they are."""
+        if (self.blocks, self.flow_steps, self.hidden, self.activation) == (None, None, None, "softplus"):
+            return None
+        given_dim = None if table.given is None else table.given.shape[1]
+        sizes: dict[str, Any] = dict(blocks=self.blocks, steps=self.flow_steps, hidden=self.hidden)
+        return default_flow(key, table.rows.shape[1], given_dim, activation=self.activation, **sizes)
+
+    def _table(self, X, *, reset):
+        """A frame as it is, if it has other columns than numbers; else an array, and the names of its columns."""
+        if library_of(X) in ("pandas", "polars") and any(field.kind == "category" for field in _fields(X)):
+            validation_tools.validate_data(self, X, skip_check_array=True, reset=reset)
+            return X, None
+        some = {} if self.missing == "raise" or not reset else dict(ensure_all_finite="allow-nan")
+        least = dict(ensure_min_samples=FEWEST_ROWS) if reset else {}
+        X = validation_tools.validate_data(self, X, dtype=np.float64, reset=reset, **least, **some)
+        names = getattr(self, "feature_names_in_", None)
+        return X, None if names is None else [str(name) for name in names]
+
+    def set_output(self, *, transform: str | None = None) -> "DDNFDensity":
+        """Chooses what `sample` returns: "default" (arrays; of mixed columns the frame fitted), "pandas", "polars"."""
+        if transform not in (None, "default", "pandas", "polars"):
+            raise ValueError(f"Expected transform to be 'default', 'pandas' or 'polars'; got {transform!r}.")
+        if transform is not None:
+            self._output = transform
         return self
 
     def _training_steps(self):
@@ -120,19 +148,30 @@ class DDNFDensity(base.DensityMixin, base.BaseEstimator):
     def score_samples(self, X: Any) -> Float[np.ndarray, " n"]:
         """The log density of each row; -inf outside of the support."""
         validation_tools.check_is_fitted(self)
-        X = validation_tools.validate_data(self, X, dtype=np.float64, reset=False)
+        X, _ = self._table(X, reset=False)
         return np.asarray(self.density_.log_prob(X), np.float64)
 
     def score(self, X: Any, y: Any = None) -> float:
         """The log-likelihood of all rows together, as scikit-learn's `KernelDensity` has it; `y` is ignored."""
         return float(np.sum(self.score_samples(X)))
 
-    def sample(
-        self, n_samples: int = 1, random_state: int | np.random.RandomState | None = None
-    ) -> Float[np.ndarray, "n columns"]:
-        """Draws from the density, a row each."""
+    def sample(self, n_samples: int = 1, random_state: int | np.random.RandomState | None = None) -> Any:
+        """Draws from the density, a row each: an array, or a frame; see `set_output`."""
         validation_tools.check_is_fitted(self)
-        return np.asarray(self.density_.sample(_key(random_state), n_samples), np.float64)
+        draws = self.density_.sample(_key(random_state), n_samples)
+        kind = getattr(self, "_output", None) or sklearn.get_config()["transform_output"]
+        if kind == "default":
+            return np.asarray(draws, np.float64) if isinstance(draws, np.ndarray) else draws
+        names = self.density_.names or [f"x{i}" for i in range(self.n_features_in_)]
+        columns = read_columns(draws) if library_of(draws) is not None else None
+        values = (
+            dict(zip(names, draws.T, strict=True)) if columns is None else {n: c.values for n, c in columns.items()}
+        )
+        return draws if library_of(draws) == kind else require(kind, "frames").DataFrame(values)
+
+
+def _fields(frame):
+    return [field_of(name, raw) for name, raw in read_columns(frame).items()]
 
 
 def _key(random_state) -> PRNGKeyArray:

@@ -15,9 +15,10 @@ from ddnf.cli.report import report
 from ddnf.cli.reproduce import reproduce
 from ddnf.cli.sample import sample
 from ddnf.cli.score import score
+from ddnf.cli.show import show
 from ddnf.cli.view import view
 
-COMMANDS = (fit, sample, score, view, compare, reproduce, report, bench)
+COMMANDS = (fit, sample, score, show, view, compare, reproduce, report, bench)
 _DESCRIPTION = (
     "Deep diffeomorphic normalizing flows: fit densities to tables, draw from them and score rows. "
     "`ddnf --version` prints the version."
@@ -41,6 +42,7 @@ def main(args: Sequence[str] | None = None) -> None:
     with warnings.catch_warnings():
         warnings.showwarning = lambda message, *_, **__: _print_error(f"warning: {message}")
         try:
+            ddnf.cache_compilation()
             _app().cli(prog="ddnf", description=_DESCRIPTION, args=args, config=(tyro.conf.DisallowNone,))
         except BrokenPipeError:
             # The reader of our output has closed it. Without this, Python would print an error on exit.

@@ -14,7 +14,10 @@ from tyro.conf import arg
 
 from ddnf.density import Density
 from ddnf.density.columns import Spec
-from ddnf.density.tables import Table, as_number
+from ddnf.density.frames import read_columns
+from ddnf.density.lines import Format
+from ddnf.density.schema import Field
+from ddnf.density.tables import Table
 from ddnf.storage.models import load
 from ddnf.system.files import check_overwrite
 
@@ -78,7 +81,9 @@ def split_columns(table: Table, columns: str | None, condition: str | None) -> t
     """The numbers of the columns to model, and of those to condition on."""
     conditions = [] if condition is None else [find_column(word, table) for word in split_words(condition)]
     if columns is None:
-        modelled = [number for number in range(table.width) if number not in conditions]
+        # A first column without a name is the index that pandas writes.
+        is_index = table.names is not None and table.names[0] == "" and table.width > 1
+        modelled = [number for number in range(int(is_index), table.width) if number not in conditions]
     else:
         modelled = [find_column(word, table) for word in split_words(columns)]
     if not modelled or len({*modelled, *conditions}) < len(modelled) + len(conditions):
@@ -110,7 +115,7 @@ def parse_support(text: str | None, table: Table, modelled: list[int]) -> Spec |
     return supports
 
 
-def parse_condition(text: str, density: Density) -> list[float]:
+def parse_condition(text: str, density: Density) -> list[Any]:
     """The values to condition on, in the order of the density, from the text of --condition."""
     words = split_words(text)
     names = [] if density.names is None else [*density.names[density.dim :]]
@@ -120,10 +125,34 @@ def parse_condition(text: str, density: Density) -> list[float]:
             known = ", ".join(names) or "none has a name"
             raise ValueError(f"Expected a value for each condition ({known}); got {text!r}.")
         words = [parts[name] for name in names]
-    numbers = [as_number(word) for word in words]
-    if not all(number is not None and np.isfinite(number) for number in numbers):
+    fields = () if density.schema is None else density.schema.given
+    values = [_parse_value(word, fields[i] if i < len(fields) else Field("")) for i, word in enumerate(words)]
+    if None in values:
         raise ValueError(f"Expected finite numbers to condition on; got {text!r}.")
-    return [number for number in numbers if number is not None]
+    return values
+
+
+def _parse_value(word: str, field: Field) -> Any:
+    """A value of a condition; None if it is not one."""
+    if field.kind == "category":
+        return next((level for level in field.levels if str(level).lower() == word.lower()), word)
+    if field.kind in ("day", "time"):
+        return np.datetime64(word, "us")
+    number = _number(word)
+    return number if number is not None and np.isfinite(number) else None
+
+
+def read_values(table: Table, numbers: list[int], *, missing: str = "raise") -> dict[str, np.ndarray]:
+    """Columns of a table by name."""
+    values = table.read_columns(numbers, missing=missing)
+    return {str(table.label(number)): column for number, column in zip(numbers, values, strict=True)}
+
+
+def as_columns(density: Density, draws: Any) -> np.ndarray | dict[str, np.ndarray]:
+    """Draws as an array, or as a dict of columns if the model was fitted to a table of another library."""
+    if density.schema is None or density.schema.library == "array":
+        return np.asarray(draws)
+    return dict(draws) if isinstance(draws, dict) else {name: raw.values for name, raw in read_columns(draws).items()}
 
 
 def _parse_spec(part: Any) -> Any:
@@ -136,7 +165,11 @@ def _parse_spec(part: Any) -> Any:
     return part.strip() if isinstance(part, str) else part
 
 
+def _number(text: str) -> float | None:
+    return Format().number(text)
+
+
 def _parse_bound(text: str) -> float | None:
-    if text.strip() and as_number(text) is None:
+    if text.strip() and _number(text) is None:
         raise ValueError(f"Expected numbers as the ends of an interval; got {text!r}.")
-    return as_number(text)
+    return _number(text)

@@ -3,10 +3,9 @@
 from pathlib import Path
 from typing import Annotated
 
-import numpy as np
 from tyro.conf import Positional, arg
 
-from ddnf.cli.options import OptionalOutput, check_output, key_from_seed, load_density, parse_condition
+from ddnf.cli.options import OptionalOutput, as_columns, check_output, key_from_seed, load_density, parse_condition
 from ddnf.density.tables import check_ending, write_table
 
 
@@ -36,4 +35,4 @@ def sample(
     density = load_density(model)
     values = None if condition is None else parse_condition(condition, density)
     draws = density.sample(key_from_seed(seed), rows, condition=values)
-    write_table(output, np.asarray(draws), density.names and density.names[: density.dim], overwrite=force)
+    write_table(output, as_columns(density, draws), density.names and density.names[: density.dim], overwrite=force)

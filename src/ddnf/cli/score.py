@@ -3,15 +3,24 @@
 from pathlib import Path
 
 import numpy as np
-from tyro.conf import Positional
+from jaxtyping import Float
+from tyro.conf import OmitArgPrefixes, Positional
 
 from ddnf.cli.options import OptionalOutput, check_output, load_density
 from ddnf.density import Density
+from ddnf.density.lines import Format
 from ddnf.density.tables import Table, check_ending, open_table, write_table
 
 
 def score(
-    model: Positional[Path], data: Positional[Path], /, *, output: OptionalOutput = None, force: bool = False
+    model: Positional[Path],
+    data: Positional[Path],
+    /,
+    *,
+    output: OptionalOutput = None,
+    drop_missing: bool = False,
+    reading: OmitArgPrefixes[Format] = Format(),  # noqa: B008
+    force: bool = False,
 ) -> None:
     """Computes the log density of the rows of a table, and prints their mean.
 
@@ -19,16 +28,16 @@ def score(
         model: a file written by `ddnf fit`.
         data: a table; columns are matched by name if both the table and the model have names, otherwise by order.
         output: the table to write with the log density of each row: .csv, .tsv, .npy or .parquet.
+        drop_missing: leave out rows with empty cells, NA, NaN or null.
+        reading: how the file writes its values.
         force: overwrite the output if it exists.
     """
     if output is not None:
         check_ending(output)
         check_output(output, force=force)
     density = load_density(model)
-    table = open_table(data)
-    values = table.read(_matching_columns(density, table))
-    condition = None if density.condition_dim is None else values[:, density.dim :]
-    scores = np.asarray(density.log_prob(values[:, : density.dim], condition))
+    table = open_table(data, reading)
+    scores = _scores(density, table, "drop" if drop_missing else "raise")
     if output is not None:
         write_table(output, scores[:, None], ("log_prob",), overwrite=force)
     outside = int(np.sum(np.isneginf(scores)))
@@ -36,14 +45,25 @@ def score(
     print(f"mean log-likelihood of {len(scores)} rows: {np.mean(scores):.6g}{note}")
 
 
-def _matching_columns(density: Density, table: Table) -> list[int]:
+def _scores(density: Density, table: Table, missing: str) -> Float[np.ndarray, " n"]:
+    numbers = matching_columns(density, table)
+    if density.schema is not None and density.names is not None:
+        columns = table.read_columns(numbers, missing=missing)
+        return np.asarray(density.log_prob(dict(zip(density.names, columns, strict=True))))
+    values = table.read(numbers, missing=missing)
+    condition = None if density.condition_dim is None else values[:, density.dim :]
+    return np.asarray(density.log_prob(values[:, : density.dim], condition))
+
+
+def matching_columns(density: Density, table: Table, *, with_conditions: bool = True) -> list[int]:
     """The numbers of the table's columns that the density models, then of its conditions."""
+    expected = density.dim + (density.condition_dim or 0 if with_conditions else 0)
     if density.names is not None and table.names is not None:
-        missing = [name for name in density.names if name not in table.names]
+        names = density.names[:expected]
+        missing = [name for name in names if name not in table.names]
         if missing:
             raise ValueError(f"Expected a column {missing[0]!r} in {str(table.path)!r}; got {', '.join(table.names)}.")
-        return [table.names.index(name) for name in density.names]
-    expected = density.dim + (density.condition_dim or 0)
-    if table.width != expected:
+        return [table.names.index(name) for name in names]
+    if table.width < expected or (with_conditions and table.width > expected):
         raise ValueError(f"Expected {expected} columns in {str(table.path)!r}; got {table.width}.")
     return list(range(expected))

@@ -14,6 +14,7 @@ from tyro.conf import Positional
 from ddnf.cli.options import OptionalOutput, check_output, parse_condition, split_words
 from ddnf.density import Density
 from ddnf.density.columns import Column
+from ddnf.density.encode import encode_condition
 from ddnf.posterior import Posterior
 from ddnf.storage.models import load
 from ddnf.system.files import write_atomic
@@ -66,10 +67,15 @@ def _flow_to_show(
         if model.base is not None:
             raise ValueError("Expected a flow from a normal; got one from a mixture, whose paths cannot be shown yet.")
         return model.flow, [f"z[{i}]" for i in range(model.dim)], None
+    if model.categories is not None:
+        raise ValueError("Expected a density of numbers; got one with categories, which `ddnf show` draws.")
     values = None if condition is None else parse_condition(condition, model)
     if (None if values is None else len(values)) != model.condition_dim:
         raise ValueError(f"Expected {model.condition_dim or 'no'} numbers in --condition; got {len(values or ())}.")
-    standardized = None if values is None else (np.array(values) - model.condition_mean) / model.condition_scale
+    standardized = None
+    if values is not None:
+        encoded = np.asarray(encode_condition(model.schema, values), float).ravel()
+        standardized = (encoded - model.condition_mean) / model.condition_scale
     scaling = TriangularAffine(jnp.asarray(model.mean), jnp.asarray(model.scale))
     names = [f"column {i}" for i in range(model.dim)] if model.names is None else model.names[: model.dim]
     labels = [_unbounded_name(name, column) for name, column in zip(names, model.columns, strict=True)]

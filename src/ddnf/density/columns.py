@@ -68,16 +68,26 @@ def _number(key, dim: int, names: Sequence[str] | None) -> int:
     return key
 
 
-def outside(columns: Sequence[Column], x: Float[np.ndarray, "n dim"]) -> str | None:
+def label(number: int, names: Sequence[str] | None = None) -> str:
+    """How messages call a column.
+
+    Example:
+        >>> label(1), label(1, ["a", "b"])
+        ('column 1', "column 'b'")
+    """
+    return f"column {number}" if names is None else f"column {names[number]!r}"
+
+
+def outside(columns: Sequence[Column], x: Float[np.ndarray, "n dim"], names: Sequence[str] | None = None) -> str | None:
     """Describes the first column with values outside of its support; None if there is none."""
     # An integer n stands for the interval [n, n + 1), so it may lie on the lower end.
     integer = np.array([column.integer for column in columns])
     fine = inside(columns, x + 0.5 * integer).all(axis=0)
     for number, column in enumerate(columns):
         if not fine[number]:
-            return f"column {number} has values outside of {column}"
+            return f"{label(number, names)} has values outside of {column}"
         if column.integer and (x[:, number] != np.floor(x[:, number])).any():
-            return f"column {number} has values that are not integers"
+            return f"{label(number, names)} has values that are not integers"
     return None
 
 

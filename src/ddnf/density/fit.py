@@ -15,19 +15,23 @@ from jaxtyping import Array, PRNGKeyArray
 
 from ddnf.density import holdout, likelihood
 from ddnf.density import rows as rows_of
-from ddnf.density.columns import Column, Support, columns_from, to_real
+from ddnf.density.categories import Categories, fit_categories
+from ddnf.density.columns import Support, to_real
 from ddnf.density.issues import find_issues
+from ddnf.density.prepare import Prepared, prepare
 from ddnf.density.result import Density
 from ddnf.density.start import Start, start
 from ddnf.flow.bijection import DDNF
 from ddnf.flow.folds import folded_share, reverse
 from ddnf.flow.parts import as_exact, ddnf_parts
 from ddnf.flow.random import generator
+from ddnf.flows import make
 from ddnf.system.checks import check_count, check_key
 from ddnf.training import loop as train
 
 _MOST_JUDGED = 10_000  # training rows whose likelihood is reported
 _FOLD_ROWS = 500
+MANY_COLUMNS = 16  # with more, the default flow is autoregressive
 
 
 def fit_density(
@@ -40,10 +44,11 @@ def fit_density(
     components: int | None = None,
     support: Support = None,
     names: Sequence[str] | None = None,
+    missing: str = "raise",
     validation: float | Any = 0.1,
     steps: int | None = None,
     batch: int = 256,
-    learning_rate: float = 5e-3,
+    learning_rate: float | None = None,
     patience: int = 10,
     checkpoint: str | PathLike | None = None,
     progress: bool = True,
@@ -57,25 +62,31 @@ def fit_density(
     The flow is trained in the direction from the data to the base, which needs no inverse; `sample` inverts it
     exactly. A `flow` of your own is fitted to rows that are whitened only.
 
+    Frames of pandas and polars and dicts of columns may hold text, categories, booleans, dates and times too. Of
+    categories c and numbers x the density is p(c) p(x | c), the first from smoothed counts. Columns of integers, by
+    their type, and dates without a time are integers unless `support` says otherwise. Draws come as the same kind of
+    table.
+
     Tied values, columns that are exact linear functions of others and extreme values make likelihoods meaningless or
     unstable. Each is found per column, warned about, and listed in `issues` of the result.
 
     Args:
         key: random key.
-        x: rows, an array (n, dim) of numbers.
-        condition: what the density is conditioned on, (n, condition_dim).
+        x: rows: an array (n, dim) of numbers, a frame of pandas or polars, or a dict of columns.
+        condition: what the density is conditioned on: (n, condition_dim), a frame, or names of columns of `x`.
         flow: a bijection from a standard normal to standardized rows, with the condition's `cond_shape`.
         adaptive: whether columns go through trained splines first, and the flow starts from a mixture of Gaussians;
             None: with the default flow only.
         components: number of Gaussians in the mixture; None to choose it by held-out rows (1 with a condition).
         support: support of the columns: "real", "positive", "unit", "integer", "count" or (low, high); one for all, a
             list, or a dict from column numbers or names.
-        names: of the columns and then of the conditions, for messages and for the result.
+        names: of the columns of an array and then of the conditions, for messages and for the result.
+        missing: "raise" or "drop": what to do with rows in which a value is missing.
         validation: rows to hold out for early stopping and for the reported likelihood: a share (of at most 20,000
             rows), or a number of rows.
         steps: largest number of training steps; None for 2,000 to 5,000, by the number of rows.
         batch: rows per step.
-        learning_rate: peak learning rate of Adam.
+        learning_rate: peak learning rate of Adam; None for 5e-3, or 2e-3 for the default flow of many columns.
         patience: stop after so many validations without improvement; there is one every 100 steps or more.
         checkpoint: folder for checkpoints; a run found there is resumed.
         progress: whether to show a progress bar.
@@ -91,23 +102,22 @@ def fit_density(
     """
     check_key(key)
     check_count(steps=steps, batch=batch, patience=patience, components=components)
-    rows_of.check_rate(learning_rate)
-    rows = rows_of.finite_rows(x, "x")
-    given = None if condition is None else rows_of.conditions(condition, len(rows))
+    table = prepare(x, condition, support=support, names=names, missing=missing)
+    rows, given = table.rows, table.given
     given_dim = None if given is None else given.shape[1]
-    names = rows_of.check_names(names, rows.shape[1] + (given_dim or 0))
-    columns = columns_from(support, rows.shape[1], names)
-    rows_of.check_rows(rows, columns)
     held = holdout.held_out_count(validation, len(rows))
     adaptive = flow is None if adaptive is None else adaptive
     steps = int(np.clip(len(rows) // 13, 2000, 5000)) if steps is None else steps
     flow_key, fit_key = jr.split(key)
+    if learning_rate is None:
+        learning_rate = 2e-3 if flow is None and rows.shape[1] > MANY_COLUMNS else 5e-3
+    rows_of.check_rate(learning_rate)
     flow = default_flow(flow_key, rows.shape[1], given_dim) if flow is None else flow
     _check_flow(flow, rows.shape[1], given_dim)
-    issues = find_issues(rows, columns, names)
+    issues = find_issues(rows, table.columns, table.number_names)
     _warn(issues)
 
-    problem = _problem(key, rows, given, columns, held, adaptive=adaptive)
+    problem = _problem(key, table, held, adaptive=adaptive)
     begin = Start(likelihood.Model(flow), np.empty((0, held)))
     if adaptive:
         # The mixture does not depend on the condition: several components would be those of the marginal density.
@@ -131,7 +141,7 @@ def fit_density(
         progress=progress,
         description="density",
     )
-    fitted = dataclasses.replace(_chosen(problem, begin, result, adaptive=adaptive), names=names)
+    fitted = _chosen(problem, begin, result, adaptive=adaptive)
     found = _issues_of_fit(fitted.log_likelihood, _folded(fitted.flow, problem))
     _warn(found)
     return dataclasses.replace(fitted, issues=issues + found)
@@ -140,10 +150,11 @@ def fit_density(
 class _Problem(NamedTuple):
     """A table split in rows that train and held-out rows, in all the forms that a fit needs."""
 
-    columns: tuple[Column, ...]
+    table: Prepared
+    categories: Categories | None
     moments: tuple[Any, ...]
     loss: likelihood.NegativeLogLikelihood
-    rows: tuple  # some of the training rows, and the held-out rows, each with conditions, as they came
+    rows: tuple  # some of the training rows, and the held-out rows, each with conditions and level numbers
     training: tuple
     held_out: tuple
     standard: np.ndarray  # standardized training rows
@@ -151,19 +162,30 @@ class _Problem(NamedTuple):
     log_det: Any
 
 
-def _problem(key, rows, given, columns, held, *, adaptive) -> _Problem:
+def _problem(key, table: Prepared, held, *, adaptive) -> _Problem:
+    rows, given, codes, columns = table.rows, table.given, table.codes, table.columns
     order = generator(key).permutation(len(rows))
     noise = generator(jr.fold_in(key, 1)).uniform(size=rows.shape) * [column.integer for column in columns]
     real = to_real(columns, rows + noise)[0][order[held:]]
     mean, scale = (likelihood.robust_moments if adaptive else likelihood.moments)(real)
-    spread = (None, None) if given is None else (given.mean(axis=0), np.maximum(given.std(axis=0), 1e-12))
+    spread = (None, None) if given is None else (given.mean(axis=0), _deviations(given))
     loss = likelihood.NegativeLogLikelihood(columns, jnp.asarray(mean), jnp.asarray(scale))
     data = loss.prepare(rows, given, spread)
     training, held_out = _picked(data, order[held:]), _picked(data, order[:held])
-    judged = _picked((rows, given), order[held:][:_MOST_JUDGED]), _picked((rows, given), order[:held])
+    whole = rows, given, codes
+    judged = _picked(whole, order[held:][:_MOST_JUDGED]), _picked(whole, order[:held])
     u, log_det = loss.standardize(held_out[0], likelihood.even_noise(columns, held))
     standard = np.asarray(likelihood.standardize(mean, scale, real))
-    return _Problem(columns, (mean, scale, *spread), loss, judged, training, held_out, standard, u, log_det)
+    categories = None
+    if codes is not None and table.schema is not None:
+        categories = fit_categories(codes[order[held:]], table.schema.sizes)
+    moments = mean, scale, *spread
+    return _Problem(table, categories, moments, loss, judged, training, held_out, standard, u, log_det)
+
+
+def _deviations(given):
+    deviation = given.std(axis=0)
+    return np.where(deviation > 0, deviation, 1.0)  # a level that never occurs
 
 
 def _picked(tables, chosen):
@@ -177,17 +199,21 @@ def _chosen(problem: _Problem, begin: Start, result: train.Fit, *, adaptive) -> 
     model = as_exact(result.parameters if is_better else begin.model)
     density = Density(
         model.flow,
-        problem.columns,
+        problem.table.columns,
         *problem.moments,
         log_likelihood=np.nan,
         train_log_likelihood=np.nan,
         losses=result.losses,
         values=result.values[:, 0],
         seconds=result.seconds,
+        names=problem.table.names,
         base=model.base,
         is_trained=bool(is_better),
+        schema=problem.table.schema,
+        categories=problem.categories,
+        dropped_rows=problem.table.dropped,
     )
-    training, held_out = (np.asarray(density.log_prob(*rows), float) for rows in problem.rows)
+    training, held_out = (np.asarray(density.encoded_log_prob(*rows), float) for rows in problem.rows)
     count = len(held_out)
     with np.errstate(invalid="ignore"):  # infinite values have no standard error
         error = float(held_out.std(ddof=1) / np.sqrt(count)) if count > 1 else float("nan")
@@ -225,8 +251,12 @@ def default_flow(
     """The flow that `fit_density` uses by default: trained from the data to the base, hence inverted.
 
     Its weights are bounded, so that it cannot fold: without bounds it may, in long training. With a condition it is
-    larger: then it has all the work to do, and otherwise only what splines and mixture leave.
+    larger: then it has all the work to do, and otherwise only what splines and mixture leave. For more than 16 columns
+    it is a flow of autoregressive splines, unless one of the settings of a `DDNF` is given: held-out rows of 43 and 63
+    columns were likelier by 1.0 and 1.4 nats with it. It cannot fold either.
     """
+    if dim > MANY_COLUMNS and (blocks, steps, hidden, activation) == (None, None, None, "softplus"):
+        return make("spline-maf", key, dim, layers=2, condition_dim=condition_dim, size=128)
     blocks = (4 if condition_dim is None else 8) if blocks is None else blocks
     steps = (1 if condition_dim is None else 2) if steps is None else steps
     if hidden is None:

@@ -2,11 +2,13 @@
 
 import dataclasses
 import warnings
+from collections.abc import Mapping, Sequence
 from os import PathLike
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
+import jax.random as jr
 import numpy as np
 from flowjax.bijections import AbstractBijection
 from jax.core import Tracer
@@ -14,9 +16,17 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from ddnf.density import likelihood
 from ddnf.density import rows as rows_of
+from ddnf.density.categories import Categories
 from ddnf.density.columns import Column, from_real, inside, to_real
+from ddnf.density.encode import encode_condition, encode_rows
+from ddnf.density.frames import build_table
 from ddnf.density.mixture import Mixture
+from ddnf.density.schema import Schema, one_hot
+from ddnf.flow.random import generator
 from ddnf.system.checks import check_count, check_key
+
+if TYPE_CHECKING:
+    from ddnf.density import given, queries
 
 # Points in [0, 1) at which the density of an integer's interval is averaged.
 _INTEGER_POINTS = 64
@@ -42,6 +52,10 @@ class Density:
         train_rows, held_out_rows: number of rows of each.
         base: the mixture of Gaussians that the flow starts from; None for a standard normal.
         is_trained: False if training did not make held-out rows likelier: then this is the mixture before training.
+        schema: what the columns of the table are; None for arrays. `columns`, `mean`, `scale` and the flow are of its
+            columns of numbers only, conditioned on the levels of its categories.
+        categories: the probability of the categories; None without.
+        dropped_rows: number of rows that were left out because a value was missing.
     """
 
     flow: AbstractBijection
@@ -62,15 +76,19 @@ class Density:
     held_out_rows: int = 0
     base: Mixture | None = None
     is_trained: bool = True
+    schema: Schema | None = None
+    categories: Categories | None = None
+    dropped_rows: int = 0
 
     def __repr__(self) -> str:
         names = self.names or [str(i) for i in range(self.dim + (self.condition_dim or 0))]
-        shown = [f"{n}: {c}" for n, c in zip(names[: min(self.dim, 8)], self.columns, strict=False)]
+        shown = [f"{n}: {c}" for n, c in zip(names, self.supports()[:8], strict=False)]
         shown += ["..."] * (self.dim > 8)
+        dropped = f", {self.dropped_rows} more dropped with missing values" if self.dropped_rows else ""
         given = "" if self.condition_dim is None else f" given {', '.join(names[self.dim :][:8])}"
         lines = [
             f"Density of {self.dim} columns ({', '.join(shown)}){given}",
-            f"  {self._kind()}, fitted to {self.train_rows} rows",
+            f"  {self._kind()}, fitted to {self.train_rows} rows{dropped}",
             f"  log-likelihood {self.describe_likelihood()}",
             *(f"  issue: {issue}" for issue in self.issues),
         ]
@@ -95,37 +113,148 @@ class Density:
 
     @property
     def dim(self) -> int:
-        return len(self.columns)
+        """The number of columns that are modelled."""
+        return len(self.columns) if self.schema is None else len(self.schema.fields)
 
     @property
     def condition_dim(self) -> int | None:
+        """The number of columns that the density is conditioned on; None without."""
+        if self.schema is not None:
+            return len(self.schema.given) or None
         return None if self.condition_mean is None else len(self.condition_mean)
 
+    def supports(self) -> list[Column | str]:
+        """The support of each column: an interval, or the levels of a category in words."""
+        supports: list[Column | str] = list(self.columns)
+        for place in () if self.schema is None else self.schema.categories:
+            supports.insert(place, f"{self.schema.fields[place].width} levels")  # pyright: ignore
+        return supports
+
     def log_prob(self, x: Any, condition: Any = None) -> Float[Array, "*batch"]:
-        """The exact log density at rows (..., dim); -inf outside of the support.
+        """The exact log density at rows (..., dim), or at the rows of a table; -inf outside of the support.
 
         With integer columns it is the log probability of the integers, the density integrated over the unit interval
-        of each by 64 points: an estimate, the same at each call.
+        of each by 64 points: an estimate, the same at each call. Categories count by their probability.
         """
-        x = rows_of.table(x, self.dim, "x")
-        flat = x.reshape(-1, self.dim)
-        given = self._conditions(condition, x.shape[:-1])
-        if not any(column.integer for column in self.columns):
-            return self._real_log_prob(flat, given).reshape(x.shape[:-1])
-        noise = likelihood.even_noise(self.columns, _INTEGER_POINTS).astype(flat.dtype)
-        values = jnp.stack([self._real_log_prob(flat + shift, given) for shift in noise])
-        mean = jax.nn.logsumexp(values, axis=0) - np.log(_INTEGER_POINTS)
-        return jnp.where(_has_integers(self.columns, flat), mean, -jnp.inf).reshape(x.shape[:-1])
+        numbers, codes, given = encode_rows(self.schema, self.dim, x, condition)
+        shape = numbers.shape[:-1]
+        known = self.given_rows(given, codes, shape)
+        flat = numbers.reshape(-1, len(self.columns))
+        return self.encoded_log_prob(flat, known, codes if codes is None else codes.reshape(len(flat), -1)).reshape(
+            shape
+        )
 
-    def sample(self, key: PRNGKeyArray, n: int | None = None, condition: Any = None) -> Float[np.ndarray, "n dim"]:
-        """n draws; with a condition (c,) n draws given it, with conditions (n, c) one draw for each."""
+    def encoded_log_prob(self, numbers: Any, given: Any, codes: Any = None) -> Float[Array, " n"]:
+        """The log density of rows as they are fitted: numbers, all conditions as numbers, level numbers."""
+        condition = None if given is None else self.standardized(given)
+        value = self._integer_log_prob(numbers, condition)
+        if codes is None or self.categories is None:
+            return value
+        return value + jnp.asarray(self.categories.log_prob(codes), value.dtype)
+
+    def sample(self, key: PRNGKeyArray, n: int | None = None, condition: Any = None) -> Any:
+        """n draws; with a condition (c,) n draws given it, with conditions (n, c) one draw for each.
+
+        An array (n, dim); or a table of the kind that was fitted, with its names and types.
+        """
+        given = encode_condition(self.schema, condition)
         if n is None:
-            n = 1000 if condition is None or np.ndim(condition) < 2 else len(condition)
+            n = 1000 if given is None or np.ndim(given) < 2 else len(given)
         check_key(key)
         check_count(n=n)
-        u = likelihood.sample(likelihood.Model(self.flow, self.base), key, n, self._conditions(condition, (n,)))
+        codes = None if self.categories is None else self.categories.sample(generator(jr.fold_in(key, 1)), n)
+        numbers = self.sample_numbers(key, self.given_rows(given, codes, (n,)), n)
+        return numbers if self.schema is None else self.as_table(numbers, codes)
+
+    def sample_numbers(self, key: PRNGKeyArray, given: Any, n: int) -> Float[np.ndarray, "n numbers"]:
+        """Draws of the columns of numbers, given all conditions as numbers."""
+        condition = None if given is None else self.standardized(given)
+        u = likelihood.sample(likelihood.Model(self.flow, self.base), key, n, condition)
         # On the host and in double precision: far from the origin single precision has wide steps.
         return from_real(self.columns, self.mean + np.asarray(u, float) @ self.scale.T)
+
+    def as_table(self, numbers: Float[np.ndarray, "n numbers"], codes: Any) -> Any:
+        """Rows as a table of the kind that was fitted."""
+        if self.schema is None:
+            return numbers
+        rows, integer = np.empty((len(numbers), self.dim)), np.zeros(self.dim, bool)
+        rows[:, self.schema.numbers] = numbers
+        integer[self.schema.numbers] = [column.integer for column in self.columns]
+        if codes is not None:
+            rows[:, self.schema.categories] = codes
+        return build_table(self.schema, rows, integer.tolist())
+
+    def marginal(self, columns: Sequence[str | int] | str | int, condition: Any = None) -> "given.Marginal":
+        """The density of some columns, the others integrated out: its `log_prob` and `sample`.
+
+        Args:
+            columns: names or numbers of columns.
+            condition: what the density is conditioned on, where it is.
+        """
+        from ddnf.density import given
+
+        return given.marginal(self, columns, condition)
+
+    def sample_given(self, values: Mapping[Any, Any], key: PRNGKeyArray, n: int, condition: Any = None) -> Any:
+        """n draws of all columns given values of some, such as {"a": 1.0}; warns if they cannot be trusted.
+
+        Exact if only categories are given. Else importance draws from a mixture of Gaussians that was fitted to draws
+        of the density start one MCMC chain for each draw; `ddnf.density.given.sample_given` has the diagnosis.
+        """
+        from ddnf.density import given
+
+        return given.sample_given(self, values, key, n, condition).draws
+
+    def probability(
+        self, box: Mapping[Any, Any], key: PRNGKeyArray, n: int = 100_000, condition: Any = None
+    ) -> "queries.Estimate":
+        """The probability of a box, such as {"a": (0, 1), "b": (None, 5), "kind": ["x", "y"]}, with standard error."""
+        from ddnf.density import queries
+
+        return queries.probability(self, key, box, n, condition)
+
+    def rank(self, x: Any, key: PRNGKeyArray, condition: Any = None, *, n: int = 1000) -> Float[np.ndarray, "*batch"]:
+        """For each row the share of n draws that are less likely: near 0 for outliers."""
+        from ddnf.density import queries
+
+        return queries.rank(self, key, x, condition, n=n)
+
+    def pit(
+        self, x: Any, key: PRNGKeyArray, condition: Any = None, *, n: int = 200
+    ) -> Float[np.ndarray, "rows numbers"]:
+        """Probability integral transform: where each number lies among n draws given its condition.
+
+        Uniform from 0 to 1 for each column if the density is right.
+        """
+        from ddnf.density import queries
+
+        return queries.pit(self, key, x, condition, n=n)
+
+    def calibration(self, x: Any, key: PRNGKeyArray, condition: Any = None, *, n: int = 200) -> "queries.Calibration":
+        """How often rows that were not fitted lie in central intervals, and a test of their PIT values."""
+        from ddnf.density import queries
+
+        return queries.calibration(self, key, x, condition, n=n)
+
+    def plot(
+        self,
+        key: PRNGKeyArray,
+        table: Any = None,
+        *,
+        columns: Sequence[str | int] | None = None,
+        condition: Any = None,
+    ) -> Any:
+        """A matplotlib figure of pairs of columns: the rows of a table beside draws.
+
+        Args:
+            key: random key of the draws.
+            table: rows to show beside the draws; None for draws alone.
+            columns: names or numbers of columns; None for the first six.
+            condition: what the density is conditioned on, where it is.
+        """
+        from ddnf.density import plots
+
+        return plots.plot_pairs(self, key, table, columns=columns, condition=condition)
 
     def save(self, path: str | PathLike, *, overwrite: bool = False) -> None:
         """Writes the fit to one file; see `ddnf.load`. Replaces a model; any other file only with `overwrite`."""
@@ -144,25 +273,38 @@ class Density:
         model = likelihood.Model(self.flow, self.base)
         return jnp.where(jnp.asarray(is_inside), likelihood.log_probs(model, u, condition) + log_det, -jnp.inf)
 
-    def _conditions(self, condition, shape):
-        """Standardized conditions, one for each row."""
-        if (condition is None) != (self.condition_dim is None):
-            wanted = "no condition" if self.condition_dim is None else f"a condition of {self.condition_dim} numbers"
+    def _integer_log_prob(self, flat, given):
+        if not any(column.integer for column in self.columns):
+            return self._real_log_prob(flat, given)
+        noise = likelihood.even_noise(self.columns, _INTEGER_POINTS).astype(flat.dtype)
+        values = jnp.stack([self._real_log_prob(flat + shift, given) for shift in noise])
+        mean = jax.nn.logsumexp(values, axis=0) - np.log(_INTEGER_POINTS)
+        return jnp.where(_has_integers(self.columns, flat), mean, -jnp.inf)
+
+    def given_rows(self, condition: Any, codes: Any, shape: tuple[int, ...]) -> Any:
+        """All conditions as numbers, one row for each: levels of the categories, and then the user's own."""
+        own = None if self.condition_dim is None else len(self.condition_mean)  # pyright: ignore
+        if (condition is None) != (own is None):
+            wanted = "no condition" if own is None else f"a condition of {self.condition_dim} numbers"
             raise ValueError(f"Expected {wanted}; got {'none' if condition is None else 'one'}.")
-        if condition is None:
+        if codes is not None and self.categories is not None:
+            return one_hot(codes, self.categories.sizes).reshape(-1, sum(self.categories.sizes))
+        if own is None:
             return None
-        assert self.condition_dim is not None
-        condition = rows_of.table(condition, self.condition_dim, "condition")
+        condition = rows_of.table(condition, own, "condition")
         if not isinstance(condition, Tracer) and not np.isfinite(condition).all():
             raise ValueError("Expected finite conditions; got NaN or infinity.")
-        wanted = (*shape, self.condition_dim)
+        wanted = (*shape, own)
         if condition.ndim > len(wanted) or any(
             a not in (1, b) for a, b in zip(condition.shape[::-1], wanted[::-1], strict=False)
         ):
             raise ValueError(f"Expected conditions of shape {wanted}; got {condition.shape}.")
-        assert self.condition_mean is not None and self.condition_scale is not None
-        standard = jnp.asarray((condition - self.condition_mean) / self.condition_scale, jnp.result_type(float))
-        return jnp.broadcast_to(standard, wanted).reshape(-1, self.condition_dim)
+        xp: Any = jnp if isinstance(condition, Tracer) else np
+        return xp.broadcast_to(condition, wanted).reshape(-1, own)
+
+    def standardized(self, given: Any) -> Any:
+        """All conditions as the flow takes them, from all conditions as numbers."""
+        return jnp.asarray((given - self.condition_mean) / self.condition_scale, jnp.result_type(float))
 
 
 def _has_integers(columns, x):

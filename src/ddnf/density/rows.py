@@ -7,14 +7,14 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Float
 
-from ddnf.density.columns import Column, outside
+from ddnf.density.columns import Column, label, outside
 
 FEWEST_ROWS = 10
 
 
 def table(x: Any, dim: int, name: str) -> Any:
     """Rows (..., dim) as double-precision NumPy; tracers stay as they are."""
-    found = x if isinstance(x, Tracer) else _numbers(x, name)
+    found = x if isinstance(x, Tracer) else numbers(x, name)
     if found.shape[-1:] != (dim,):
         raise ValueError(f"Expected {name} of shape (..., {dim}); got {found.shape}.")
     return found
@@ -22,7 +22,7 @@ def table(x: Any, dim: int, name: str) -> Any:
 
 def finite_rows(x: Any, name: str) -> Float[np.ndarray, "n dim"]:
     """A table (rows, columns) of finite numbers; raises if it is not one."""
-    rows = _numbers(x, name)
+    rows = numbers(x, name)
     if rows.ndim != 2 or 0 in rows.shape:
         hint = ": for one column write x[:, None]" if rows.ndim == 1 else ""
         raise ValueError(
@@ -31,7 +31,11 @@ def finite_rows(x: Any, name: str) -> Float[np.ndarray, "n dim"]:
     bad = ~np.isfinite(rows).all(axis=1)
     if bad.any():
         first = int(np.argmax(bad))
-        raise ValueError(f"Expected finite {name}; got NaN or infinity in {bad.sum()} rows, the first is row {first}.")
+        place = f"row {first}, column {int(np.argmax(~np.isfinite(rows[first])))}"
+        raise ValueError(
+            f"Expected finite {name}; got NaN or infinity in {bad.sum()} rows, the first is {place}."
+            " missing='drop' leaves rows with NaN out."
+        )
     return rows
 
 
@@ -46,15 +50,17 @@ def conditions(condition: Any, count: int) -> Float[np.ndarray, "n condition"]:
     return given
 
 
-def check_rows(rows: Float[np.ndarray, "n dim"], columns: Sequence[Column]) -> None:
+def check_rows(rows: Float[np.ndarray, "n dim"], columns: Sequence[Column], names: Sequence[str] | None = None) -> None:
     """Raises unless there are enough rows, inside their support, and no column is constant."""
     if len(rows) < FEWEST_ROWS:
         raise ValueError(f"Expected at least {FEWEST_ROWS} rows; got {len(rows)}.")
-    if (fault := outside(columns, rows)) is not None:
+    if (fault := outside(columns, rows, names)) is not None:
         raise ValueError(f"Expected x in its support; {fault}.")
     constant = np.flatnonzero(np.ptp(rows, axis=0) == 0)
     if len(constant):
-        raise ValueError(f"Expected columns that vary; column {constant[0]} has one value only: leave it out.")
+        raise ValueError(
+            f"Expected columns that vary; {label(int(constant[0]), names)} has one value only: leave it out."
+        )
 
 
 def check_names(names: Sequence[str] | None, count: int) -> tuple[str, ...] | None:
@@ -77,7 +83,8 @@ def is_integer(value: Any) -> bool:
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
-def _numbers(x, name):
+def numbers(x: Any, name: str) -> np.ndarray:
+    """Any table as double-precision NumPy."""
     try:
         found = np.asarray(x)
         if np.iscomplexobj(found):

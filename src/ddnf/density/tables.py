@@ -1,17 +1,18 @@
-"""Tables in files: CSV, NumPy arrays and Parquet, read column by column, and written atomically."""
+"""Tables in files: CSV, Excel, NumPy arrays and Parquet, read column by column, and written atomically."""
 
 import csv
 import dataclasses
 import io
 import sys
-from array import array
-from collections.abc import Callable, Sequence
-from itertools import chain
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Shaped
+from jaxtyping import Float
 
+from ddnf.density.lines import Format, read_cells, sheet_lines, text_lines
 from ddnf.system.files import check_overwrite, open_atomic
 from ddnf.system.optional import require
 
@@ -24,35 +25,64 @@ class Table:
         path: the file.
         names: of its columns; None if the file has no header.
         width: number of columns.
-        load: reads the columns with these numbers.
+        load: reads the columns with these numbers: NumPy arrays of numbers, text, booleans or dates.
     """
 
     path: Path
     names: tuple[str, ...] | None
     width: int
-    load: Callable[[list[int]], np.ndarray]
+    load: Callable[[list[int]], list[np.ndarray]]
 
     def label(self, number: int) -> str | int:
         return number if self.names is None else self.names[number]
 
-    def read(self, numbers: list[int]) -> Float[np.ndarray, "rows columns"]:
-        """The columns with these numbers, in that order; every value has to be finite."""
+    def read(self, numbers: list[int], *, missing: str = "raise") -> Float[np.ndarray, "rows columns"]:
+        """The columns with these numbers, in that order; every value has to be a finite number."""
+        values = self.read_columns(numbers, missing=missing)
+        for column, number in zip(values, numbers, strict=True):
+            if column.dtype.kind not in "biuf":
+                raise self.error(f"{column[0]!r:.40}", 1, number)
+        return np.stack(values, axis=1).astype(float)
+
+    def read_columns(self, numbers: list[int], *, missing: str = "raise") -> list[np.ndarray]:
+        """The columns with these numbers; rows with missing values are refused ("raise"), left out ("drop") or kept."""
         values = self.load(numbers)
-        if not len(values):
+        if not len(values[0]):
             raise ValueError(f"Expected rows of numbers in {str(self.path)!r}; got none.")
-        bad = np.argwhere(~np.isfinite(values))
-        if len(bad):
-            raise self.error("a missing value, NaN or infinity", int(bad[0][0]) + 1, numbers[int(bad[0][1])])
+        if missing == "keep":
+            return values
+        bad = np.stack([_is_missing(column) for column in values], axis=1)
+        if missing == "drop":
+            return [column[~bad.any(axis=1)] for column in values]
+        if bad.any():
+            row, place = np.argwhere(bad)[0]
+            hint = " To leave such rows out, use --drop-missing."
+            raise self.error("a missing value, NaN or infinity", int(row) + 1, numbers[int(place)], hint)
         return values
 
-    def error(self, what: str, row: int, number: int) -> ValueError:
+    def error(self, what: str, row: int, number: int, hint: str = "") -> ValueError:
         """The error for a value that is not a finite number."""
         place = f"row {row}, column {self.label(number)!r} of {str(self.path)!r}"
-        return ValueError(f"Expected numbers; got {what} in {place}.")
+        return ValueError(f"Expected numbers; got {what} in {place}.{hint}")
 
 
-def open_table(path: Path) -> Table:
-    """Opens a table in a .csv, .tsv, .npy or .parquet file. Errors count rows from 1, without the header.
+def _is_missing(column: np.ndarray) -> np.ndarray:
+    if column.dtype.kind in "mM":
+        return np.isnat(column)
+    if column.dtype.kind == "O":
+        return np.array([value is None for value in column], bool)
+    return ~np.isfinite(column)
+
+
+def open_table(path: Path, form: Format | None = None) -> Table:
+    """Opens a table in a .csv, .tsv, .csv.gz, .xlsx, .npy or .parquet file.
+
+    Errors count rows from 1, without the header. A column of text files and Excel holds numbers if its first value is
+    one, else text, booleans (true, false) or dates (2020-12-31, with or without a time).
+
+    Args:
+        path: the file.
+        form: how it writes its values.
 
     Example:
         >>> import tempfile
@@ -66,13 +96,13 @@ def open_table(path: Path) -> Table:
     if not path.is_file():
         what = "is not a file" if path.exists() else "does not exist"
         raise ValueError(f"Expected a table; got {str(path)!r}, which {what}.")
-    return opener(path)
+    return opener(path, Format() if form is None else form)
 
 
 def write_table(
     path: Path | None,
-    values: Shaped[np.ndarray, "rows columns"],
-    names: Sequence[str] | None,
+    values: np.ndarray | Mapping[str, np.ndarray],
+    names: Sequence[str] | None = None,
     *,
     overwrite: bool = False,
 ) -> None:
@@ -80,8 +110,8 @@ def write_table(
 
     Args:
         path: the file to write; None for CSV on standard output.
-        values: the rows.
-        names: of the columns; None for a table without a header.
+        values: the rows (n, columns), or a dict of columns.
+        names: of the columns of an array; None for a table without a header.
         overwrite: whether a file that exists may be replaced.
 
     Example:
@@ -107,55 +137,28 @@ def check_ending(path: Path) -> None:
         require("pyarrow", "parquet")
 
 
-def _open_lines(path: Path) -> Table:
-    first = next(_lines(path), None)
+def _open_lines(lines: Callable, path: Path, form: Format) -> Table:
+    first = next(lines(path, form), None)
     if first is None:
         raise ValueError(f"Expected a table in {str(path)!r}; got an empty file.")
-    is_header = any(cell.strip() and as_number(cell) is None for cell in first)
+    is_header = any(cell.strip() and form.number(cell) is None for cell in first)
     names = tuple(cell.strip() for cell in first) if is_header else None
     _check_names(path, names or ())
 
+    def fail(what, row, number):
+        if what:
+            return table.error(what, row, number)
+        place = f"row {row} of {str(path)!r}"
+        return ValueError(f"Expected {len(first)} columns in each row; got {number} in {place}.")
+
     def load(numbers):
-        values, lines = array("d"), _lines(path)
+        rest = lines(path, form)
         if is_header:
-            next(lines)
-        for row, cells in enumerate(lines, start=1):
-            if len(cells) != len(first):
-                place = f"row {row} of {str(path)!r}"
-                raise ValueError(f"Expected {len(first)} columns in each row; got {len(cells)} in {place}.")
-            for number in numbers:
-                value = as_number(cells[number])
-                if value is None:
-                    raise table.error(repr(cells[number][:40]), row, number)
-                values.append(value)
-        return np.asarray(values).reshape(-1, len(numbers))
+            next(rest)
+        return read_cells(rest, len(first), numbers, form, fail)
 
     table = Table(path, names, len(first), load)
     return table
-
-
-def _lines(path: Path):
-    """The cells of each line that is not blank."""
-    try:
-        with open(path, newline="", encoding="utf-8-sig") as file:
-            start = file.readline()
-            delimiter = max(",\t;", key=lambda mark: len(next(csv.reader([start], delimiter=mark), [])))
-            yield from (cells for cells in csv.reader(chain([start], file), delimiter=delimiter) if cells)
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise ValueError(f"Expected text in UTF-8 in {str(path)!r}; got something else: {error}.") from error
-
-
-def as_number(cell: str) -> float | None:
-    """The number in a cell, or None.
-
-    Example:
-        >>> as_number("1e3"), as_number("many")
-        (1000.0, None)
-    """
-    try:
-        return float(cell)
-    except ValueError:
-        return None
 
 
 def _check_names(path: Path, names: Sequence[str]) -> None:
@@ -164,7 +167,7 @@ def _check_names(path: Path, names: Sequence[str]) -> None:
             raise ValueError(f"Expected a name for each column of {str(path)!r}; got {name!r} twice.")
 
 
-def _open_array(path: Path) -> Table:
+def _open_array(path: Path, form: Format) -> Table:
     try:
         values = np.load(path, allow_pickle=False, mmap_mode="r")
     except (ValueError, EOFError) as error:
@@ -178,10 +181,10 @@ def _open_array(path: Path) -> Table:
         kind = f"{values.dtype} of shape {values.shape}"
         raise ValueError(f"Expected rows and columns of numbers in {str(path)!r}; got {kind}.")
     values = values if values.ndim == 2 else values[:, None]
-    return Table(path, None, values.shape[1], lambda numbers: values[:, numbers].astype(float))
+    return Table(path, None, values.shape[1], lambda numbers: [values[:, i].astype(float) for i in numbers])
 
 
-def _open_parquet(path: Path) -> Table:
+def _open_parquet(path: Path, form: Format) -> Table:
     parquet = require("pyarrow.parquet", "parquet")
     file = parquet.ParquetFile(path)
     names = tuple(file.schema_arrow.names)
@@ -190,21 +193,40 @@ def _open_parquet(path: Path) -> Table:
     def load(numbers):
         columns = []
         for number in numbers:
-            column = file.read(columns=[names[number]]).column(0).to_numpy()
-            if column.dtype.kind not in "biuf":
-                raise table.error(f"{file.schema_arrow.types[number]}", 1, number)
-            columns.append(column.astype(float))
-        return np.stack(columns, axis=1)
+            column = file.read(columns=[names[number]]).column(0)
+            values = column.to_numpy()
+            columns.append(values.astype(float) if values.dtype.kind in "iuf" else _objects(values, column))
+        return columns
 
-    table = Table(path, names, len(names), load)
-    return table
+    return Table(path, names, len(names), load)
+
+
+def _objects(values: np.ndarray, column: Any) -> np.ndarray:
+    """Dates as NumPy has them, and booleans, text and categories as Python's."""
+    if values.dtype.kind in "mM":
+        return values.astype(f"{'datetime' if values.dtype.kind == 'M' else 'timedelta'}64[us]")
+    found = np.empty(len(values), object)
+    found[:] = column.to_pylist()
+    return found
 
 
 def _write_lines(file, values, names, delimiter: str) -> None:
+    if isinstance(values, Mapping):
+        writer = csv.writer(file, delimiter=delimiter, lineterminator="\n")
+        writer.writerow(values)
+        writer.writerows(zip(*(_cells(column) for column in values.values()), strict=True))
+        return
     if names is not None:
         csv.writer(file, delimiter=delimiter, lineterminator="\n").writerow(names)
     # Enough digits to read exactly the same numbers again.
     np.savetxt(file, values, "%.9g" if values.dtype == np.float32 else "%.17g", delimiter)
+
+
+def _cells(column: np.ndarray) -> list[Any]:
+    if column.dtype.kind == "M":
+        is_day = bool((column == column.astype("datetime64[D]")).all())
+        return np.datetime_as_string(column, "D" if is_day else "us").tolist()
+    return [f"{value:.17g}" if isinstance(value, float) else value for value in column.tolist()]
 
 
 def _write_csv(file, values, names, delimiter: str = ",") -> None:
@@ -218,20 +240,27 @@ def _write_tsv(file, values, names) -> None:
 
 
 def _write_array(file, values, names) -> None:
+    if isinstance(values, Mapping):
+        raise ValueError("Expected a .csv, .tsv or .parquet file for a table of mixed columns; got .npy.")
     np.save(file, values)
 
 
 def _write_parquet(file, values, names) -> None:
     arrow, parquet = require("pyarrow", "parquet"), require("pyarrow.parquet", "parquet")
-    names = names or [str(number) for number in range(values.shape[1])]
-    parquet.write_table(arrow.table(dict(zip(names, values.T.copy(), strict=True))), file)
+    if not isinstance(values, Mapping):
+        names = names or [str(number) for number in range(values.shape[1])]
+        values = dict(zip(names, values.T.copy(), strict=True))
+    parquet.write_table(arrow.table(dict(values)), file)
 
 
-READERS = {".csv": _open_lines, ".tsv": _open_lines, ".npy": _open_array, ".parquet": _open_parquet}
+_open_text, _open_sheet = partial(_open_lines, text_lines), partial(_open_lines, sheet_lines)
+READERS = {".csv": _open_text, ".tsv": _open_text, ".npy": _open_array, ".parquet": _open_parquet, ".xlsx": _open_sheet}
+READERS |= {".csv.gz": _open_text, ".tsv.gz": _open_text}
 _WRITERS = {".csv": _write_csv, ".tsv": _write_tsv, ".npy": _write_array, ".parquet": _write_parquet}
 
 
 def _by_ending(path: Path, functions: dict[str, Callable]) -> Callable:
-    if path.suffix.lower() not in functions:
+    ending = "".join(path.suffixes[-2:]).lower() if path.suffix.lower() == ".gz" else path.suffix.lower()
+    if ending not in functions:
         raise ValueError(f"Expected a file that ends in {', '.join(functions)}; got {str(path)!r}.")
-    return functions[path.suffix.lower()]
+    return functions[ending]

@@ -97,10 +97,10 @@ def curves(axes: Axes, lines: Mapping[str, tuple[np.ndarray, np.ndarray]], *, x:
         axes.legend(fontsize=8, frameon=False)
 
 
-def panels(rows: Mapping[str, Mapping[str, Callable[[Axes], None]]]) -> Figure:
-    """A figure of labelled rows of titled panels; each panel is a function that draws on its axes."""
+def panels(rows: Mapping[str, Mapping[str, Callable[[Axes], None]]], *, size: float = 2.6) -> Figure:
+    """A figure of labelled rows of titled panels, `size` inches wide; each is a function that draws on its axes."""
     columns = max(len(row) for row in rows.values())
-    figure = Figure(figsize=(2.6 * columns, 2.8 * len(rows)), layout="constrained")
+    figure = Figure(figsize=(size * columns, (size + 0.2) * len(rows)), layout="constrained")
     all_axes = figure.subplots(len(rows), columns, squeeze=False)
     for (label, row), axes_row in zip(rows.items(), all_axes, strict=True):
         axes_row[0].set_ylabel(label)

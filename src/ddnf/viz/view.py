@@ -1,4 +1,4 @@
-"""A flow to move by hand: frames of its way from the Gaussian to the target, and the page that shows them."""
+"""An interactive view of a flow: frames between the Gaussian and the target, and the page that shows them."""
 
 import base64
 import html
@@ -22,10 +22,10 @@ from scipy.special import ndtr
 from ddnf.flow.bijection import DDNF
 from ddnf.system.files import contains_mark
 
-_MOST_DIMS = 6  # of which all pairs are shown
-_AXIS = np.linspace(-4.2, 4.2, 141)  # of the lattice that carries the Gaussian's mass
+_MOST_DIMS = 6  # all pairs of the first so many coordinates are shown
+_AXIS = np.linspace(-4.2, 4.2, 141)  # of the lattice on which the Gaussian's mass is tracked
 _PIXELS = 64
-_PORTION = 4096
+_CHUNK = 4096
 
 
 def frames(
@@ -39,16 +39,17 @@ def frames(
     count: int = 33,
     particles: int = 600,
 ) -> dict[str, Any]:
-    """What a flow does to particles, to the lines of a grid and to the Gaussian at times from 0 to 1, for `page`.
+    """Positions of particles and grid lines, and the density, at times from 0 to 1: the input of `page`.
 
-    In a `DDNF`, points move from cell to cell on straight lines: z + s dt v(z), 0 <= s <= 1, is Euler's step, begun.
-    Any other part of a chain is one straight stretch, (1 - s) x + s f(x). For an affine end with a positive diagonal,
-    such as that of `ddnf.fit_posterior`, each moment of it is invertible too. A `DDNF` takes four times as long.
+    Within a `DDNF`, a point moves along a straight line in each cell: z + s dt v(z) with 0 <= s <= 1, a part of an
+    Euler step. Any other bijection of a chain is one straight line, (1 - s) x + s f(x); for an affine map with a
+    positive diagonal, such as that of `ddnf.fit_posterior`, every intermediate map is invertible too. A `DDNF` is given
+    four times as much time as any other bijection.
 
-    In the plane, the density is the Gaussian's mass, carried by the cells of a fine lattice and collected in pixels.
-    In more dimensions the page shows pairs: it draws the density from the particles, and the grid of the pair's plane,
-    with all other coordinates 0 at the start, as its shadow. On the line, a second coordinate is added that stays as it
-    is.
+    In two dimensions, the density is computed from the Gaussian's mass in the cells of a fine lattice, per pixel.
+    In more dimensions the page shows pairs of coordinates: the density is estimated from the particles, and the grid
+    lies in the plane of the pair (all other coordinates 0 at time 0) and is projected. In one dimension, a second
+    coordinate is added that does not change.
 
     Args:
         flow: a `DDNF`, its inverse, or a chain with them, from the base to the target.
@@ -62,9 +63,9 @@ def frames(
         particles: how many particles.
 
     Returns:
-        A dict of plain JSON values. Points are 16-bit numbers in base64: 1 to 65535 from half a box before it to half
-        a box after it, 0 for none. The density is in 8-bit square roots of shares of each frame's peak, rows from the
-        bottom.
+        A dict of plain JSON values. Points are 16-bit numbers in base64: 1 to 65535 cover the box of a frame and half
+        of its width on either side, 0 is a missing point. The density is stored as 8-bit square roots relative to each
+        frame's maximum, the bottom row first.
 
     Example:
         >>> import ddnf, jax.random as jr
@@ -88,8 +89,8 @@ def frames(
     if dim <= 2:
         starts.append(np.stack(np.meshgrid(_AXIS, _AXIS), axis=-1).reshape(-1, 2))
     parts = _parts(paramax.unwrap(flow))
-    moved = _carried(parts, np.concatenate(starts), condition, np.linspace(0, 1, count))
-    moved, *carried = np.split(moved[..., shown], np.cumsum([len(start) for start in starts])[:-1], axis=1)
+    moved = _transformed(parts, np.concatenate(starts), condition, np.linspace(0, 1, count))
+    moved, *others = np.split(moved[..., shown], np.cumsum([len(start) for start in starts])[:-1], axis=1)
     low, high = _boxes(moved)
     return dict(
         count=count,
@@ -98,19 +99,19 @@ def frames(
         boxes=np.stack([low, high], axis=-1).tolist(),
         particles=dict(count=particles, data=_packed(moved, low, high)),
         grids={
-            f"{i},{j}": _grid_frames(way.reshape(count, *grid.shape[:2], -1), low, high, pair=[i, j], kept=kept)
-            for way, (i, j) in zip(carried, pairs, strict=False)
+            f"{i},{j}": _grid_frames(lines.reshape(count, *grid.shape[:2], -1), low, high, pair=[i, j], kept=kept)
+            for lines, (i, j) in zip(others, pairs, strict=False)
         },
-        density=_density(carried[-1], low, high, _mass(base, dim)) if dim <= 2 else None,
+        density=_density(others[-1], low, high, _mass(base, dim)) if dim <= 2 else None,
     )
 
 
 def page(frames_by_name: Mapping[str, dict[str, Any]], title: str) -> str:
-    """One page, all in itself, with a slider over time and a choice of the flows.
+    """A self-contained page with a slider over time and a choice of flows.
 
     Args:
-        frames_by_name: what `frames` gives, by the name of the flow.
-        title: of the page, as text.
+        frames_by_name: the result of `frames` for each flow, by name.
+        title: title of the page, as text.
 
     Example:
         >>> import ddnf, jax.random as jr
@@ -127,7 +128,7 @@ def is_page(path: Path) -> bool:
 
 
 def widget(frames_by_name: Mapping[str, dict[str, Any]]) -> str:
-    """The view without a page around it: HTML to be put into one.
+    """The HTML of the view alone, to be embedded in a page.
 
     Example:
         >>> import ddnf, jax.random as jr
@@ -136,15 +137,15 @@ def widget(frames_by_name: Mapping[str, dict[str, Any]]) -> str:
         True
     """
     if not frames_by_name:
-        raise ValueError("Expected the frames of one flow at least; got none.")
-    # No text in the data may end the script that it is in.
+        raise ValueError("Expected the frames of at least one flow; got none.")
+    # Text in the data must not end the script element.
     data = json.dumps(dict(frames_by_name), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
     return files("ddnf.viz").joinpath("view.html").read_text("utf-8").replace("FRAMES", data)
 
 
-# By this line we recognise our own pages, which may be replaced.
+# Pages with this line were made by ddnf and may be replaced.
 MARK = '<meta name="generator" content="ddnf">'
-# With this policy the browser loads nothing from anywhere.
+# With this policy the browser loads nothing from the network.
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 _PAGE = f"""<!doctype html>
 <html lang="en">
@@ -174,7 +175,7 @@ WIDGET
 
 
 def _parts(flow: Any) -> list[AbstractBijection]:
-    """The bijections that a flow is a chain of, in the order in which a point meets them."""
+    """The bijections of a chain, in the order in which they are applied."""
     if isinstance(flow, Chain):
         return [part for inner in flow.bijections for part in _parts(inner)]
     if isinstance(flow, Invert) and isinstance(flow.bijection, Chain):
@@ -183,13 +184,13 @@ def _parts(flow: Any) -> list[AbstractBijection]:
 
 
 def _stops(part: AbstractBijection, x: Array, condition: Array | None) -> Array:
-    """Where a point is at the start of a part and after each of its cells."""
+    """The position of a point before a part and after each of its cells."""
     if isinstance(part, DDNF):
         end, path = part.path(x, condition)
         return jnp.concatenate([path.points.reshape(-1, len(x)), end[None]])
     if isinstance(part, Invert) and isinstance(part.bijection, DDNF):
         back = _stops(part.bijection, part.transform(x, condition), condition)
-        return back[::-1].at[0].set(x)  # the way there and back again ends at x but for rounding
+        return back[::-1].at[0].set(x)  # equal to x up to rounding
     return jnp.stack([x, part.transform(x, condition)])
 
 
@@ -198,7 +199,7 @@ def _duration(part: Any) -> int:
 
 
 def _stages(parts) -> list[dict[str, Any]]:
-    """The name of each part, its number of blocks (None for a part without), and the share of time when it ends."""
+    """The name of each part, its number of blocks (None if it has none), and the time at which it ends."""
     ends = np.cumsum([_duration(part) for part in parts])
     return [_stage(part) | dict(end=float(end)) for part, end in zip(parts, ends / ends[-1], strict=True)]
 
@@ -221,24 +222,24 @@ def _positions(parts, x, condition, times):
             clock.append(start + _duration(part) * np.arange(1, len(passed) + 1) / len(passed))
             start += _duration(part)
             stops.append(passed)
-        way = jnp.concatenate(stops)
-        return jax.vmap(lambda z: jnp.interp(times * start, np.concatenate(clock), z), 1, 1)(way)
+        path = jnp.concatenate(stops)
+        return jax.vmap(lambda z: jnp.interp(times * start, np.concatenate(clock), z), 1, 1)(path)
 
     return jax.vmap(one, out_axes=1)(x)
 
 
-def _carried(parts, x, condition, times) -> Float[np.ndarray, "times n dim"]:
-    """Where points are at the times. In portions: a flow may have many cells, and all are kept for a portion."""
+def _transformed(parts, x, condition, times) -> Float[np.ndarray, "times n dim"]:
+    """Positions of points at the times, chunk by chunk: the positions in all cells are in memory for one chunk."""
     dim = parts[0].shape[0]
-    padded = np.concatenate([x, np.zeros((-len(x) % _PORTION, x.shape[1]))]).astype(jnp.result_type(float))
-    portions = np.split(padded[:, :dim], len(padded) // _PORTION)
-    moved = np.concatenate([_positions(parts, portion, condition, times) for portion in portions], axis=1)[:, : len(x)]
+    padded = np.concatenate([x, np.zeros((-len(x) % _CHUNK, x.shape[1]))]).astype(jnp.result_type(float))
+    chunks = np.split(padded[:, :dim], len(padded) // _CHUNK)
+    moved = np.concatenate([_positions(parts, chunk, condition, times) for chunk in chunks], axis=1)[:, : len(x)]
     idle = np.broadcast_to(x[:, dim:], (len(times), len(x), x.shape[1] - dim))
     return np.concatenate([moved, idle], axis=-1)
 
 
 def _grid(lines: int, points: int) -> Float[np.ndarray, "lines points 2"]:
-    """Both families of lines of a regular grid."""
+    """The horizontal and the vertical lines of a regular grid."""
     along, ticks = np.linspace(-3, 3, points), np.linspace(-2.7, 2.7, lines)
     across = np.stack(np.meshgrid(along, ticks), axis=-1)
     return np.concatenate([across, across[..., ::-1]])
@@ -251,7 +252,7 @@ def _embedded(grid, pair, dim):
 
 
 def _boxes(moved) -> tuple[Float[np.ndarray, "times dim"], Float[np.ndarray, "times dim"]]:
-    """What to look at in each frame: the same all the time, unless some frame's particles would be lost in it."""
+    """The visible box of each frame: the same in all frames, unless the particles would be too small in one of them."""
     if not np.isfinite(moved).any(axis=1).all():
         raise ValueError("Expected a flow with finite values; got none. Does it fold? Look at ddnf.certify(flow, x).")
     low, high = np.nanquantile(np.where(np.isfinite(moved), moved, np.nan), [0.005, 0.995], axis=1)
@@ -259,17 +260,17 @@ def _boxes(moved) -> tuple[Float[np.ndarray, "times dim"], Float[np.ndarray, "ti
     low, high = np.where(still, low.min(axis=0), low), np.where(still, high.max(axis=0), high)
     width = 1.35 * np.maximum(high - low, 1e-9)
     widest = width.max(axis=1, keepdims=True)
-    # Coordinates that always have a similar width get the same: so their pairs are drawn true to scale.
+    # Coordinates of similar width in all frames get the same width, so that their pairs are drawn to scale.
     half = np.where((widest < 1.6 * width).all(axis=0), widest, width) / 2
     return (low + high) / 2 - half, (low + high) / 2 + half
 
 
 def _grid_frames(moved, low, high, *, pair: list[int], kept: int) -> dict[str, Any]:
-    """Lines of which so many points are kept, more where the flow stretches them: chords would seem to cross."""
+    """Lines reduced to `kept` points, denser where the flow expands them, where straight chords would seem to cross."""
     moved, low, high = moved[..., pair], low[:, pair], high[:, pair]
     steps = np.diff(moved, axis=2) / (high - low)[:, None, None]
     longest = np.nan_to_num(np.hypot(*np.moveaxis(steps, -1, 0))).max(axis=0)
-    # In part even along the line too, so that none is left without points where it hardly moves.
+    # Partly uniform along the line, so that parts that hardly move keep some points too.
     length = np.cumsum(longest + longest.mean(axis=1, keepdims=True) / 2, axis=1)
     places = [np.searchsorted(line, np.linspace(0, line[-1], kept)) for line in length]
     points = np.take_along_axis(moved, np.array(places)[None, :, :, None], axis=2)
@@ -294,7 +295,7 @@ def _mass(base, dim: int) -> Float[np.ndarray, "m m"]:
 
 
 def _density(moved, low, high, mass) -> dict[str, Any]:
-    """Images of the base's mass, carried by the lattice."""
+    """Images of the density of each frame, from the base's mass in the cells of the lattice."""
     images = []
     for frame, corner, width in zip(moved, low, high - low, strict=True):
         lattice = ((frame - corner) / width * _PIXELS).reshape(len(_AXIS), len(_AXIS), 2)
@@ -305,13 +306,13 @@ def _density(moved, low, high, mass) -> dict[str, Any]:
 
 
 def _image(lattice: Float[np.ndarray, "n n 2"], mass: Float[np.ndarray, "m m"]) -> Float[np.ndarray, "size size"]:
-    """The mass in each pixel, if that of each cell of a lattice is spread over it evenly.
+    """The mass in each pixel, with the mass of each cell of the lattice spread evenly over the cell.
 
-    A cell is filled with points, the more the longer its sides are, so that none leaves gaps.
+    A cell is filled with points, more if its sides are longer, so that there are no gaps.
     """
     corners = np.stack([lattice[:-1, :-1], lattice[:-1, 1:], lattice[1:, :-1], lattice[1:, 1:]])
     inside = (corners.min(axis=0) < _PIXELS).all(axis=-1) & (corners.max(axis=0) > 0).all(axis=-1)
-    corners, mass = corners[:, inside], mass[inside]  # a cell without numbers is not inside
+    corners, mass = corners[:, inside], mass[inside]  # cells with NaN are not inside
     across = np.abs(corners[[1, 3]] - corners[[0, 2]]).max(axis=(0, 2))
     up = np.abs(corners[[2, 3]] - corners[[0, 1]]).max(axis=(0, 2))
     levels = np.ceil(np.log2(np.clip(2 * np.stack([across, up], axis=-1), 2, 128))).astype(int)
@@ -324,14 +325,14 @@ def _image(lattice: Float[np.ndarray, "n n 2"], mass: Float[np.ndarray, "m m"]) 
 
 
 def _filled(corners: Float[np.ndarray, "4 n 2"], across: int, up: int) -> Float[np.ndarray, "across up n 2"]:
-    """Points in quadrilaterals, evenly in their bilinear coordinates."""
+    """Points in quadrilaterals, evenly spaced in bilinear coordinates."""
     u = ((np.arange(across) + 0.5) / across)[:, None, None, None]
     v = ((np.arange(up) + 0.5) / up)[:, None, None]
     return (1 - v) * ((1 - u) * corners[0] + u * corners[1]) + v * ((1 - u) * corners[2] + u * corners[3])
 
 
 def _collected(points: Float[np.ndarray, "*n 2"], mass: Float[np.ndarray, "*n"]) -> Float[np.ndarray, "size size"]:
-    """The mass of points in each pixel, shared among the four nearest; what is outside is lost."""
+    """The mass of points in each pixel, divided among the four nearest pixels; mass outside of the image is dropped."""
     inside = ((points > 0) & (points < _PIXELS)).all(axis=-1)
     place = points[inside] + 0.5  # in an image with a margin of one pixel
     corner = place.astype(int)

@@ -1,0 +1,70 @@
+"""`ddnf show`: a picture of a density, draws beside the rows of a table."""
+
+from pathlib import Path
+
+from tyro.conf import OmitArgPrefixes, Positional
+
+from ddnf.cli.options import (
+    OptionalOutput,
+    check_output,
+    key_from_seed,
+    load_density,
+    parse_condition,
+    split_words,
+)
+from ddnf.cli.score import matching_columns
+from ddnf.density.lines import Format
+from ddnf.density.tables import open_table
+from ddnf.system.files import open_atomic
+from ddnf.system.optional import require
+
+
+def show(
+    model: Positional[Path],
+    data: Positional[Path | None] = None,
+    /,
+    *,
+    output: OptionalOutput = None,
+    columns: str | None = None,
+    condition: str | None = None,
+    drop_missing: bool = False,
+    reading: OmitArgPrefixes[Format] = Format(),  # noqa: B008
+    seed: int = 0,
+    force: bool = False,
+) -> None:
+    """Draws pairs of columns: the rows of a table beside draws of a fitted density.
+
+    Args:
+        model: a file written by `ddnf fit`.
+        data: the table; without it, draws alone are shown.
+        output: the picture to write, .png, .pdf or .svg; by default beside the model, ending in .png.
+        columns: names or numbers (from 0) of columns to show; by default the first six.
+        condition: the values to condition on: 1.5,2 or year=1.5,size=2.
+        drop_missing: leave out rows with empty cells, NA, NaN or null.
+        reading: how the file writes its values.
+        seed: random seed.
+        force: overwrite the output if it exists.
+    """
+    require("matplotlib", "plot")
+    output = model.with_suffix(".png") if output is None else output
+    if output.suffix.lower() not in (".png", ".pdf", ".svg"):
+        raise ValueError(f"Expected a file that ends in .png, .pdf or .svg; got {str(output)!r}.")
+    check_output(output, force=force)
+    density = load_density(model)
+    rows = None
+    if data is not None:
+        table = open_table(data, reading)
+        numbers = matching_columns(density, table, with_conditions=False)
+        values = table.read_columns(numbers, missing="drop" if drop_missing else "raise")
+        names = density.names or [str(i) for i in range(density.dim)]
+        rows = dict(zip(names, values, strict=False)) if density.schema is not None else [*zip(*values, strict=True)]
+    chosen = None if columns is None else [_column(word, density) for word in split_words(columns)]
+    given = None if condition is None else parse_condition(condition, density)
+    figure = density.plot(key_from_seed(seed), rows, columns=chosen, condition=given)
+    with open_atomic(output) as file:
+        figure.savefig(file, format=output.suffix.lower()[1:], dpi=120)
+    print(f"picture         {output}")
+
+
+def _column(word: str, density) -> str | int:
+    return int(word) if word.isdecimal() and word not in (density.names or ()) else word

@@ -1,0 +1,153 @@
+"""Tables in text and Excel files: the cells of each line, and columns of numbers, text, booleans or dates from them."""
+
+import csv
+import dataclasses
+import gzip
+import re
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+
+from ddnf.system.optional import require
+
+MISSING = frozenset(["", "na", "n/a", "nan", "null", "none", "nil", "?", "-", "#n/a", ".", "missing"])
+_DATE = re.compile(r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d(\.\d{1,6})?)?)?")
+
+
+@dataclasses.dataclass(frozen=True)
+class Format:
+    """How a file writes its values.
+
+    Attributes:
+        decimal: decimal mark of numbers: "." or ",".
+        thousands: mark between thousands, such as "," or "'".
+        comment: lines that start with this are left out, such as "#".
+        encoding: of a text file, such as latin-1; by default UTF-8.
+        sheet: name of the sheet of an Excel file; by default the first.
+    """
+
+    decimal: str = "."
+    thousands: str = ""
+    comment: str = ""
+    encoding: str = "utf-8-sig"
+    sheet: str | None = None
+
+    def number(self, cell: str) -> float | None:
+        """The number in a cell, or None.
+
+        Example:
+            >>> Format().number("1e3"), Format().number("many"), Format(decimal=",", thousands=".").number("1.234,5")
+            (1000.0, None, 1234.5)
+        """
+        if self.thousands:
+            cell = cell.replace(self.thousands, "")
+        if self.decimal != ".":
+            cell = cell.replace(".", "x").replace(self.decimal, ".")
+        try:
+            return float(cell)
+        except ValueError:
+            return None
+
+
+def text_lines(path: Path, form: Format) -> Iterator[list[str]]:
+    """The cells of each line of a text file that is not blank."""
+    opened = gzip.open if path.suffix.lower() == ".gz" else open
+    try:
+        with opened(path, "rt", newline="", encoding=form.encoding) as file:
+            lines = (line for line in file if not (form.comment and line.startswith(form.comment)))
+            start = next(lines, "")
+            delimiter = max(_delimiters(form), key=lambda mark: len(next(csv.reader([start], delimiter=mark), [])))
+            yield from (cells for cells in csv.reader(chain([start], lines), delimiter=delimiter) if cells)
+    except (UnicodeDecodeError, LookupError, csv.Error) as error:
+        raise ValueError(
+            f"Expected text in {'UTF-8' if form.encoding == 'utf-8-sig' else form.encoding} in {str(path)!r}; got "
+            f"something else: {error}. Choose another encoding, such as --encoding latin-1."
+        ) from error
+    except (gzip.BadGzipFile, EOFError) as error:
+        raise ValueError(f"Expected a complete gz file in {str(path)!r}; got {error}.") from error
+
+
+def _delimiters(form: Format) -> str:
+    return "".join(mark for mark in ",\t;" if mark != form.decimal)
+
+
+def sheet_lines(path: Path, form: Format) -> Iterator[list[str]]:
+    """The cells of each row of an Excel sheet that is not blank, as text."""
+    openpyxl = require("openpyxl", "excel")
+    try:
+        book = openpyxl.load_workbook(path, read_only=True, data_only=True)
+    except Exception as error:  # damaged files raise errors of several libraries
+        raise ValueError(f"Expected an Excel file in {str(path)!r}; got something else: {error}.") from error
+    if form.sheet is not None and form.sheet not in book.sheetnames:
+        raise ValueError(f"Expected a sheet of {str(path)!r} ({', '.join(book.sheetnames)}); got {form.sheet!r}.")
+    for row in book[form.sheet or book.sheetnames[0]].iter_rows(values_only=True):
+        if any(cell is not None for cell in row):
+            yield [_cell_text(cell, form) for cell in row]
+
+
+def _cell_text(cell, form: Format) -> str:
+    if cell is None:
+        return ""
+    if isinstance(cell, float | int) and not isinstance(cell, bool):
+        return repr(cell).replace(".", form.decimal)
+    return str(cell).removesuffix(" 00:00:00") if hasattr(cell, "isoformat") else str(cell)
+
+
+class Reader:
+    """Collects one column, cell by cell. The first value decides whether it holds numbers or text."""
+
+    def __init__(self, form: Format):
+        self.form = form
+        self.numbers = array("d")
+        self.codes, self.levels = array("q"), {}
+        self.is_text: bool | None = None
+
+    def add(self, cell: str) -> bool:
+        """Takes a cell; False if it is not a number in a column of numbers."""
+        cell = cell.strip()
+        value = None if self.is_text else self.form.number(cell)
+        if value is None and cell.lower() in MISSING:
+            value = np.nan
+        if self.is_text is None and (value is None or value == value):
+            self.is_text = value is None
+        if self.is_text:
+            if not self.codes:
+                self.codes.extend([-1] * len(self.numbers))
+            self.codes.append(-1 if cell.lower() in MISSING else self.levels.setdefault(cell, len(self.levels)))
+            return True
+        self.numbers.append(np.nan if value is None else value)
+        return value is not None
+
+    def column(self) -> np.ndarray:
+        """Numbers with NaN, or text with None, booleans with None, or dates with NaT, where a value is missing."""
+        if not self.is_text:
+            return np.asarray(self.numbers)
+        levels: list = [*self.levels, None]
+        if {level.lower() for level in self.levels} <= {"true", "false"}:
+            levels = [*(level.lower() == "true" for level in self.levels), None]
+        elif all(map(_DATE.fullmatch, self.levels)):
+            return np.array([*self.levels, "NaT"], "datetime64[us]")[np.asarray(self.codes)]
+        found = np.empty(len(levels), object)
+        found[:] = levels
+        return found[np.asarray(self.codes)]
+
+
+def read_cells(
+    lines: Iterator[list[str]],
+    width: int,
+    numbers: Sequence[int],
+    form: Format,
+    fail: Callable[[str, int, int], Exception],
+) -> list[np.ndarray]:
+    """Some columns of a table, from its lines without the header; `fail(what, row, number)` makes the error."""
+    readers = [Reader(form) for _ in numbers]
+    for row, cells in enumerate(lines, start=1):
+        if len(cells) != width:
+            raise fail("", row, len(cells))
+        for reader, number in zip(readers, numbers, strict=True):
+            if not reader.add(cells[number]):
+                raise fail(repr(cells[number][:40]), row, number)
+    return [reader.column() for reader in readers]
