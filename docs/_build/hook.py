@@ -1,8 +1,7 @@
-"""MkDocs hook: adds the generated pages (reference, results, tutorials), and turns formulas into MathML."""
+"""MkDocs hook: adds the generated pages (reference, results, tutorials) and their pictures; turns formulas into MathML."""
 
 import html
 import re
-import shutil
 import sys
 from pathlib import Path
 
@@ -26,6 +25,8 @@ def on_files(files, config):
     for page, folder in tutorials.render_all(ROOT / "docs", cache):
         for path in (page, *page.parent.glob(f"{page.stem}-*.svg")):
             files.append(File.generated(config, f"{folder}/{path.name}", abs_src_path=str(path)))
+    for path, source in results.assets(cache).items():
+        files.append(File.generated(config, path, abs_src_path=str(source)))
     return files
 
 
@@ -37,14 +38,6 @@ def on_page_content(content, page, config, files):
         return convert(html.unescape(match[3]).strip(), display=display)
 
     return _FORMULA.sub(mathml, content)
-
-
-def on_post_build(config):
-    """Copies what the pages embed: the view of a flow, the report and the figures."""
-    site = Path(config["site_dir"])
-    results.write_assets(site)
-    for folder in ("figures", "report"):
-        shutil.copytree(ROOT / "results" / folder, site / "results" / folder, dirs_exist_ok=True)
 
 
 def _changelog() -> str:

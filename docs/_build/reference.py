@@ -16,7 +16,7 @@ TOPICS: dict[str, tuple[str, str, tuple[str, ...]]] = {
         (
             "DDNF",
             "MLPField",
-            "GatedField",
+            "ScalingField",
             "Path",
             "euler",
             "midpoint",
@@ -38,12 +38,12 @@ TOPICS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "posterior": (
         "Posterior",
         "From a model to a fitted posterior.",
-        ("fit_posterior", "Posterior", "Target", "from_numpyro", "from_pymc"),
+        ("fit_posterior", "Posterior", "Target", "from_numpyro", "from_pymc", "cache_compilation"),
     ),
     "density": ("Density", "Densities of tables, and model files.", ("fit_density", "Density", "load")),
     "vae": ("Auto-encoder", "Auto-encoders with any flow.", ("VAE", "fit_vae", "judge_vae")),
 }
-COMMANDS = ("fit", "sample", "score", "view", "compare", "reproduce", "report", "bench")
+COMMANDS = ("fit", "sample", "score", "show", "view", "compare", "reproduce", "report", "bench")
 
 
 def pages() -> dict[str, str]:

@@ -29,13 +29,16 @@ def pages() -> dict[str, str]:
     return {f"results/{name}.md": text for name, text in made.items()}
 
 
-def write_assets(site: Path) -> None:
-    """The moving flow of the first page, and the pictures of the speed page."""
+def assets(cache: Path) -> dict[str, Path]:
+    """Files that the pages show, by their paths in the site: figures, report, and the moving flow of the first page."""
     parts = _record("illustration")["parts"]
     shown = {name: parts[name]["view"] for name in ("energy1", "potential2") if name in parts}
-    (site / "assets" / "flow.html").write_text(view.page(shown, "A flow in motion"), "utf-8")
-    for name in ("bars.png", "growth.png"):
-        (site / "results" / name).write_bytes((BENCHMARKS / name).read_bytes())
+    cache.mkdir(exist_ok=True)
+    (cache / "flow.html").write_text(view.page(shown, "A flow in motion"), "utf-8")
+    figures = [path for name in ("figures", "report") for path in (RESULTS / name).rglob("*") if path.is_file()]
+    made = {str(path.relative_to(ROOT)): path for path in figures}
+    made |= {f"results/{name}": BENCHMARKS / name for name in ("bars.png", "growth.png")}
+    return made | {"assets/flow.html": cache / "flow.html"}
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -66,7 +69,7 @@ calls it an estimate.
 - [The paper's claims](claims.md): {verdicts}.
 - [Experiments](experiments.md): the tables and figures behind them; the same as
   [one self-contained page](report/index.html) with flows to move.
-- [Posteriors](posteriors.md): six posteriors of posteriordb beside NUTS and NumPyro's guides.
+- [Posteriors](posteriors.md): the scoreboard: accuracy, verdicts and seconds on posteriors with known moments.
 - [Densities](densities.md): two tables beside FlowJAX.
 - [Speed](speed.md): training steps, samples and fits beside eight other libraries.
 - [The baselines](baselines.md): what was found where a flow does worse than in its authors' figures.
@@ -99,7 +102,9 @@ def _experiments() -> str:
         record = _record(experiment.name)
         parts += [f"## {experiment.title}", experiment.about, f"```sh\n{record['command']}\n```"]
         for path in sorted((RESULTS / "figures").glob(f"{experiment.name}-*.png")):
-            parts.append(f"<figure markdown><img src='figures/{path.name}' alt='{path.stem}' loading='lazy'></figure>")
+            source = f"figures/{path.name}"
+            image = f"<img src='{source}' alt='{path.stem}' loading='lazy'>"
+            parts.append(f"<figure><a href='{source}' title='In full size'>{image}</a></figure>")
         for table in experiment.tables(record):
             rows = [tuple(map(_cell, row)) for row in table.rows]
             text = markdown_table([_cell(name) for name in table.header], rows)
@@ -112,26 +117,33 @@ def _experiments() -> str:
 def _posteriors() -> str:
     record = _record("posteriors")
     methods = list(dict.fromkeys(row["method"] for row in record["rows"]))
-    methods.sort(key=lambda name: (name != "ours", name != "NUTS"))
+    methods.sort(key=lambda name: (name != "ours", name != "nutpie", name != "NUTS"))
     names = list(dict.fromkeys(row["posterior"] for row in record["rows"]))
-    found = {(row["posterior"], row["method"]): row for row in record["rows"]}
 
     def cell(name, method):
-        row = found.get((name, method), {})
-        values = [formatted(row, key, form) or "NaN" for key, form in (("mean", ".3f"), ("deviation", ".1%"))]
-        return f"{', '.join(values)}, {row['seconds']:.0f} s" if row else ""
+        found = [row for row in record["rows"] if (row["posterior"], row["method"]) == (name, method)]
+        if not found:
+            return ""
+        # The worst of all seeds; an error that is not finite is null in JSON.
+        worst = [max((row[key] for row in found if row[key] is not None), default=None) for key in ("mean", "deviation")]
+        errors = [formatted(dict(value=v), "value", form) or "NaN" for v, form in zip(worst, (".3f", ".1%"), strict=True)]
+        verdicts = " ".join(row["verdict"] for row in found)
+        return f"{verdicts}; {', '.join(errors)}; {max(row['seconds'] for row in found):.0f} s"
 
-    rows = [(name.split("-")[0], *(cell(name, method) for method in methods)) for name in names]
+    rows = [(name, *(cell(name, method) for method in methods)) for name in names]
     return f"""# Posteriors
 
-Six posteriors of [posteriordb](https://github.com/stan-dev/posteriordb) with the default settings of `fit_posterior`, against 10,000
-reference draws: the worst error of a mean (in reference deviations), the worst relative error of a deviation, and seconds from the model to
-10,000 draws, compilation included. Two cores, one seed; NUTS has 5,000 draws, the guides have 5,000 steps of 16 draws.
+Posteriors of [posteriordb](https://github.com/stan-dev/posteriordb) against reference draws, and densities with known moments, with default
+settings: the verdict, the worst error of a mean (in reference deviations), the worst relative error of a deviation, and seconds from the model to
+10,000 draws, compilation included; of several seeds, the worst.
+
+GOOD: every mean within 0.05 deviations and every deviation within 5 % of the reference, plus three Monte Carlo errors. Otherwise WARNED if the
+method said that something is wrong, else SILENT. Deviations of funnels and of Student's t have so heavy tails that their Monte Carlo error is large
+for any method.
 
 {markdown_table(("posterior", *methods), rows)}
 
-From `{record["command"]}` (`results/posteriors.json`). The guides' times were taken in another run, while other work was running. On one core
-instead of two, `fit_posterior` may be slower than NUTS where most of its time is compilation (eight_schools, sblrc).
+From `{record["command"]}` (`results/posteriors.json`).
 """
 
 

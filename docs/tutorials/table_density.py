@@ -72,3 +72,38 @@ figure.tight_layout()
 
 # %%
 print("ages are integers:", bool(np.all(new[:, 0] == np.round(new[:, 0]))))
+
+# %% [markdown]
+# ## A frame, with categories
+#
+# Frames of pandas and polars go in as they are, and draws come with the same names, order and types. Text, categories and booleans are modelled as
+# p(categories) p(numbers | categories); columns of an integer type are integers unless `support` says otherwise. Rows with missing values are refused,
+# or left out with `missing="drop"`.
+
+# %%
+frame = table[["bmi", "bp"]].assign(sex=np.where(data.frame["sex"].iloc[: options.rows] == 1, "one", "two"))
+density = ddnf.fit_density(
+    jr.key(0), frame, support={"bmi": "positive", "bp": "positive"}, steps=options.steps, progress=False
+)
+print(density)
+print(density.sample(jr.key(1), 3).to_string())
+
+# %% [markdown]
+# ## Questions
+#
+# The marginal density of some columns, draws of the others given some, the probability of a box, and a rank for outliers: the share of draws that
+# are less likely.
+
+# %%
+print("log p(bmi = 25):", density.marginal("bmi").log_prob({"bmi": [25.0]}).round(2))
+print(
+    "mean blood pressure given a bmi of 35:", density.sample_given({"bmi": 35.0}, jr.key(2), 200)["bp"].mean().round(1)
+)
+print("P(bmi > 30, sex two):", density.probability({"bmi": (30.0, None), "sex": "two"}, jr.key(3), 2000))
+print("ranks:", density.rank(frame.iloc[:5], jr.key(4)))
+
+# %% [markdown]
+# `density.plot` draws pairs of columns, the table beside draws; `ddnf show model.ddnf table.csv` does the same.
+
+# %%
+density.plot(jr.key(5), frame)
