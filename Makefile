@@ -9,7 +9,7 @@ define new_venv
 	$(PYTHON) -m venv $(1)
 endef
 
-.PHONY: setup test test-latest check lint types reproduce bench docs docs-serve dist clean
+.PHONY: setup setup-latest test test-latest test-lowest check lint types reproduce bench docs docs-serve dist clean
 
 setup: .venv/.installed
 
@@ -25,13 +25,29 @@ test: setup
 	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder $(if $(CI)$(SLOW),,-m "not slow")
 
 # The newest releases of everything, in an environment of their own: make test-latest PYTHON=python3.13
+# ONLY="tests/flow tests/storage" for some of the tests; SLOW=1 adds the slow ones.
 .venv-latest/.installed: pyproject.toml
 	$(call new_venv,.venv-latest)
 	.venv-latest/bin/pip install --quiet --upgrade --editable '.[dev]'
 	touch $@
 
-test-latest: .venv-latest/.installed
-	.venv-latest/bin/pytest -n 2 --dist loadfile --no-loadscope-reorder $(if $(CI)$(SLOW),,-m "not slow")
+setup-latest: .venv-latest/.installed
+
+test-latest: setup-latest
+	.venv-latest/bin/pytest -n 2 --dist loadfile --no-loadscope-reorder $(if $(SLOW),,-m "not slow") $(ONLY)
+
+# The lower bounds of pyproject.toml, except those of `docs` and `dev`. Old releases may use what others deprecate: make test-lowest PYTHON=python3.11
+.venv-lowest/.installed: pyproject.toml tests/lowest.py
+	$(call new_venv,.venv-lowest)
+	.venv-lowest/bin/python tests/lowest.py > .venv-lowest/constraints.txt
+	.venv-lowest/bin/pip install --quiet --upgrade pip
+	.venv-lowest/bin/pip install --quiet --constraint .venv-lowest/constraints.txt --editable '.[all]' \
+		beartype pytest pytest-xdist h5netcdf h5py mkdocs latex2mathml pandas pyyaml
+	touch $@
+
+test-lowest: .venv-lowest/.installed
+	.venv-lowest/bin/pytest -n 2 --dist loadfile --no-loadscope-reorder $(if $(SLOW),,-m "not slow") \
+		-W ignore::DeprecationWarning $(ONLY)
 
 lint: setup
 	$(BIN)/ruff check .
@@ -69,7 +85,7 @@ bench: .venv-bench/.installed
 # Builds wheel and sdist, checks them, and runs the command and the README's examples from the wheel in an environment of its own.
 dist:
 	$(call new_venv,.venv-dist)
-	.venv-dist/bin/pip install --quiet build twine pytest
+	.venv-dist/bin/pip install --quiet build twine
 	rm -f dist/ddnf-*.whl dist/ddnf-*.tar.gz
 	.venv-dist/bin/python -m build --outdir dist
 	.venv-dist/bin/twine check --strict dist/ddnf-*
@@ -81,7 +97,7 @@ dist:
 	cd dist && ../.venv-dist/bin/python -m doctest ../README.md
 
 clean:
-	for folder in .venv .venv-bench .venv-dist .venv-latest; do \
+	for folder in .venv .venv-bench .venv-dist .venv-latest .venv-lowest; do \
 		if [ -e $$folder/.ddnf ] || [ -e $$folder/.installed ]; then rm -rf $$folder; fi; done
 	rm -rf .pytest_cache .ruff_cache
 	rm -f dist/ddnf-*.whl dist/ddnf-*.tar.gz

@@ -1,6 +1,7 @@
 """Tests run in float64, with the shapes in annotations checked at run time and compiled code kept on disk."""
 
 import importlib
+import os
 import pkgutil
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import jaxtyping
 import pytest
 from jaxtyping import install_import_hook
 
+os.environ["DDNF_CACHE"] = "off"
 jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_compilation_cache_dir", str(Path(__file__).parents[1] / ".jax_cache"))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)

@@ -161,7 +161,7 @@ def test_checkpoints_of_every_fit(tmp_path, monkeypatch):
     ddnf.fit_density(jr.key(0), rows, steps=3, progress=False, checkpoint="density")
     target = ddnf.Target(lambda z: -jnp.sum(z**2), 2)
     flow = ddnf.DDNF(jr.key(1), 2)  # one's own flow is always trained
-    ddnf.fit_posterior(jr.key(0), target, flow=flow, steps=3, progress=False, checkpoint=".")
+    ddnf.fit_posterior(jr.key(0), target, flow=flow, steps=3, exact="never", progress=False, checkpoint=".")
     after = snapshot(tmp_path)
     assert {name: after.get(name) for name in before} == before
     assert len(list(Path().rglob("ddnf-checkpoints"))) >= 3

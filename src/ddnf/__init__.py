@@ -7,19 +7,20 @@ from ddnf.density import Density, fit_density
 from ddnf.flow.bijection import DDNF, Path
 from ddnf.flow.certificate import Certificate, certify
 from ddnf.flow.field import MLPField
-from ddnf.flow.gated import GatedField
 from ddnf.flow.log_det import Divergence, Exact, LogDet, PrintedTaylor, Taylor, Unbiased, with_key
 from ddnf.flow.regularizer import geodesic, inverse_consistency, sobolev
+from ddnf.flow.scaling import ScalingField
 from ddnf.flow.solver import euler, midpoint, rk4
 from ddnf.posterior import Posterior, Target, fit_posterior
 from ddnf.storage.models import load
+from ddnf.system.cache import cache_compilation
 from ddnf.vae import VAE, fit_vae, judge_vae
 
 if TYPE_CHECKING:
     from ddnf.bridges.numpyro import from_numpyro
     from ddnf.bridges.pymc import from_pymc
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "DDNF",
@@ -28,15 +29,16 @@ __all__ = [
     "Density",
     "Divergence",
     "Exact",
-    "GatedField",
     "LogDet",
     "MLPField",
     "Path",
     "Posterior",
     "PrintedTaylor",
+    "ScalingField",
     "Target",
     "Taylor",
     "Unbiased",
+    "cache_compilation",
     "certify",
     "euler",
     "fit_density",

@@ -146,6 +146,7 @@ def fit_flow(
         batch=settings.batch,
         learning_rate=learning_rate_for(name, settings),
         rounds=1,
+        exact="never",
         end=settings.end,
         gradient=None if is_fast(name) else "total",
         temper=settings.temper,

@@ -143,19 +143,26 @@ def pictures(record: Record) -> list[Picture]:
 
 
 def _picture(name: str, part: dict[str, Any]) -> Picture:
-    titles = [f"t = {time:.3g}" for time in part["times"]]
-    grids = [partial(plot.grid_lines, grid=np.array(grid), bound=part["shown"]) for grid in part["grids"]]
-    images = [*part["densities"], part["target"]]
-    densities = [partial(plot.shade, values=np.array(image), bound=part["shown"]) for image in images]
+    every = -(-len(part["times"]) // 4)
+    titles = [f"t = {time:.3g}" for time in part["times"][::every]]
+    grids = [partial(plot.grid_lines, grid=np.array(grid), bound=part["shown"]) for grid in part["grids"][::every]]
+    images = [np.array(image) for image in (*part["densities"][::every], part["target"])]
+    densities = [partial(plot.shade, values=image, bound=part["shown"]) for image in images]
     rows = dict(grid=dict(zip(titles, grids, strict=True)))
+    rows["grid"]["on the target"] = partial(_grid_on_target, part)
     rows["density"] = dict(zip([*titles, "target"], densities, strict=True))
-    figure = plot.panels(rows)
+    figure = plot.panels(rows, size=1.8)
     return Picture(
         name,
         figure,
         f"A regular grid and a Gaussian transformed by the flow fitted to {name}; each block lasts one unit of time.",
         "Two rows of panels over time: a regular grid that bends, and a Gaussian that becomes the target.",
     )
+
+
+def _grid_on_target(part: dict[str, Any], axes) -> None:
+    plot.shade(axes, np.array(part["target"]), bound=part["shown"])
+    plot.grid_lines(axes, np.array(part["grids"][-1]), bound=part["shown"])
 
 
 def claims(record: Record) -> list[Claim]:
