@@ -12,6 +12,7 @@ from ddnf.posterior.curvature import Derivatives
 from ddnf.posterior.diagnosis import Sample
 from ddnf.posterior.modes import Search
 from ddnf.posterior.policy import next_stage
+from ddnf.posterior.programs import Programs
 from ddnf.posterior.regions import Normal, missed_mass
 from tests.models.cases import EASY, HARD, gaussian
 
@@ -52,7 +53,7 @@ def test_training_that_is_not_finite_says_once_what_the_result_is():
 
     with pytest.warns(RuntimeWarning) as caught:
         posterior = ddnf.fit_posterior(
-            jr.key(0), ddnf.Target(density, 2), flow=small(2), rounds=2, gradient="total", **QUICK
+            jr.key(0), ddnf.Target(density, 2), flow=small(2), rounds=2, gradient="total", batch=64, **QUICK
         )
     texts = [str(warning.message) for warning in caught]
     assert tuple(texts) == posterior.issues
@@ -133,7 +134,7 @@ def test_curvature_without_forward_mode():
 
     with pytest.raises(TypeError):
         jax.hessian(density)(jnp.ones(3))
-    found = Derivatives(density).hessian(np.array([1e-3, 2.0, 30.0]))
+    found = Derivatives(Programs(density, 3)).hessian(np.array([1e-3, 2.0, 30.0]))
     expected = np.array([[-1, -0.5, 0], [-0.5, -1, 0], [0, 0, -1]]) / np.outer(scales, scales)
     assert found is not None
     np.testing.assert_allclose(found * np.outer(scales, scales), expected * np.outer(scales, scales), atol=1e-4)

@@ -155,15 +155,15 @@ def test_resumes_bit_for_bit(tmp_path):
     calls = []
 
     def interrupted(folder, monkeypatch):
-        original = train._run
+        original = train.run_chunk
 
-        def run(*arguments):
+        def run(*arguments, **options):
             calls.append(1)
             if len(calls) == 4:
                 raise StopError
-            return original(*arguments)
+            return original(*arguments, **options)
 
-        monkeypatch.setattr(train, "_run", run)
+        monkeypatch.setattr(train, "run_chunk", run)
         with pytest.raises(StopError):
             fit(checkpoint=folder, checkpoint_seconds=0.0)
 

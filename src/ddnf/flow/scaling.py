@@ -12,12 +12,14 @@ so with D = I + dt diag(s) a step of Euler's has det(I + dt J) = det D det(I_r +
 """
 
 from collections.abc import Callable
+from math import prod
 from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
+import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from ddnf.flow import linalg
@@ -66,17 +68,15 @@ class ScalingField(AbstractField):
         check_key(key)
         check_count(dim=dim, units=units, condition_dim=condition_dim)
         shapes, gains = ((units, dim), (dim, units), (dim, units)), (1.0, output_scale, output_scale)
-        *keys, bias_key, context_key = jr.split(key, 5)
-        p, w, a = (gain * jr.normal(k, s) / s[1] ** 0.5 for k, s, gain in zip(keys, shapes, gains, strict=True))
+        # One call draws all numbers: each call would be compiled.
+        noise = jr.normal(key, (3 * units * dim + units + (2 * dim + units) * (condition_dim or 0),))
+        p, w, a, bias, *context = _cut(noise, (*shapes, (units,), *((s[0], condition_dim or 0) for s in shapes)))
+        p, w, a = (gain * m / m.shape[1] ** 0.5 for m, gain in zip((p, w, a), gains, strict=True))
         self.weights = p, w, a
-        self.biases = jr.uniform(bias_key, (units,), minval=-1.0), jnp.zeros(dim), jnp.zeros(dim)
+        self.biases = 0.6 * bias, jnp.zeros(dim), jnp.zeros(dim)
         self.contexts = None
         if condition_dim is not None:
-            keys = jr.split(context_key, 3)
-            p, w, a = (
-                gain * jr.normal(k, (s[0], condition_dim)) / condition_dim**0.5
-                for k, s, gain in zip(keys, shapes, gains, strict=True)
-            )
+            p, w, a = (gain * m / condition_dim**0.5 for m, gain in zip(context, gains, strict=True))
             self.contexts = p, w, a
 
     def __call__(self, z: Float[Array, "dim *lanes"], condition: Array | None = None) -> Float[Array, "dim *lanes"]:
@@ -97,6 +97,12 @@ class ScalingField(AbstractField):
     @property
     def rank(self):
         return self.weights[0].shape[-2]
+
+
+def _cut(values, shapes):
+    """Consecutive pieces of a vector, in these shapes."""
+    ends = np.cumsum([prod(shape) for shape in shapes])
+    return [values[end - prod(shape) : end].reshape(shape) for end, shape in zip(ends, shapes, strict=True)]
 
 
 def bind_offsets(biases: tuple[Any, ...], contexts: tuple[Any, ...] | None, condition: Array | None) -> tuple[Any, ...]:

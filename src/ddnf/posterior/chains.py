@@ -4,34 +4,28 @@ If q = p, a chain that starts from a draw of q and leaves p invariant ends with 
 drift of means, deviations or the mean log density shows that q is not p, whatever the importance weights say. The
 chains need the target alone, not the flow: Hamiltonian Monte Carlo in coordinates that standardize the fit's draws. A
 quarter of the transitions ignores the gradient and is a random-walk Metropolis, so steps in the density and wrong
-gradients do not stop the chains.
+gradients do not stop the chains. They run on the host: the target's gradients are compiled already.
 """
 
-from functools import partial
 from typing import NamedTuple
 
-import equinox as eqx
-import jax
-import jax.numpy as jnp
-import jax.random as jr
 import numpy as np
-from jax import lax
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Float, PRNGKeyArray
 
-from ddnf.flow.random import generator, normals
+from ddnf.flow.random import generator
 from ddnf.posterior.diagnosis import Sample
 from ddnf.posterior.modes import LARGEST_FULL
 from ddnf.posterior.target import Target
 
-CHAINS = 256
+CHAINS = 192
 ROAMING = 64
-WARMUP = 10
-TRANSITIONS = 30
-_LEAPFROGS = 4
+WARMUP = 6
+TRANSITIONS = 14
+_LEAPFROGS = 3
 _ACCEPTANCE = 0.75
 # Standard errors that a drift must exceed: hundreds of parameters are tested at once.
 _SIGNIFICANT = 4.5
-# Values are clipped at this many deviations: means of 256 chains with rare large squares have no reliable error.
+# Values are clipped at this many deviations: means of few chains with rare large squares have no reliable error.
 _CLIP = 4.0
 
 
@@ -57,21 +51,43 @@ class Drift(NamedTuple):
     gradients: int
 
 
-class _Walk(NamedTuple):
-    """All chains, and sums over the transitions after the warm-up."""
+class _Coordinates(NamedTuple):
+    """z = center + scale u: coordinates u in which the fit's draws are standardized, and the target's gradient there.
 
-    u: Float[Array, "n dim"]
-    log_p: Float[Array, " n"]
-    gradient: Float[Array, "n dim"]
-    log_step: Float[Array, ""]
-    moved: Float[Array, "n dim"]
-    squared: Float[Array, "n dim"]
-    energy: Float[Array, " n"]
-    acceptance: Float[Array, ""]
+    `scale` is triangular, or a vector in many dimensions.
+    """
+
+    target: Target
+    center: Float[np.ndarray, " dim"]
+    scale: Float[np.ndarray, "dim *dim"]
+
+    def to_u(self, z):
+        return (
+            np.linalg.solve(self.scale, (z - self.center).T).T
+            if self.scale.ndim == 2
+            else (z - self.center) / self.scale
+        )
+
+    def to_z(self, u):
+        return self.center + (u @ self.scale.T if self.scale.ndim == 2 else u * self.scale)
+
+    def evaluate(self, u):
+        """Log density and gradient: -inf and 0 where they are not numbers."""
+        values, slopes = self.target.programs.gradients(self.to_z(u))
+        slopes = slopes @ self.scale if self.scale.ndim == 2 else slopes * self.scale
+        return np.where(np.isnan(values), -np.inf, values), np.where(np.isfinite(slopes), slopes, 0.0)
+
+
+class _Walk(NamedTuple):
+    """All chains: points, log densities and gradients."""
+
+    u: Float[np.ndarray, "n dim"]
+    log_p: Float[np.ndarray, " n"]
+    gradient: Float[np.ndarray, "n dim"]
 
 
 def run_chains(key: PRNGKeyArray, target: Target, sample: Sample, points: Float[np.ndarray, "m dim"]) -> Drift:
-    """Runs 256 chains from draws of a fit, and 64 from `points` (such as modes) and from far away.
+    """Runs chains from draws of a fit, and some from `points` (such as modes) and from far away.
 
     Example:
         >>> import ddnf, jax.numpy as jnp, jax.random as jr, numpy as np
@@ -82,31 +98,53 @@ def run_chains(key: PRNGKeyArray, target: Target, sample: Sample, points: Float[
         >>> right, 0.3 < wrong < 0.7
         (0.0, True)
     """
-    z = sample.z
+    rng, z = generator(key), sample.z
     center, deviation = z.mean(axis=0), np.maximum(z.std(axis=0), 1e-300)
-    scale = _scale(z, deviation)
-    starts = _starts(key, z, points, center, deviation)
-    arrays = _arrays(center, scale, deviation, _solve(scale, starts - center))
-    walk = _run(target.log_density, key, arrays, _steps())
+    coordinates = _Coordinates(target, center, _scale(z, deviation))
+    starts = _starts(rng, z, points, center, deviation)
     with np.errstate(invalid="ignore", over="ignore"):  # log densities of -inf
-        moments = _drift(walk, sample, center, deviation)
-    ends = center + _apply(scale, np.asarray(walk.u, float))
-    return Drift(*moments, float(walk.acceptance) / _steps(), ends[CHAINS:], _steps() * _LEAPFROGS * len(starts))
+        walk, averages, acceptance = _run(rng, coordinates, starts, deviation)
+        moments = _drift(averages, sample, center, deviation)
+    evaluations = (WARMUP + TRANSITIONS) * _LEAPFROGS * len(starts)
+    return Drift(*moments, acceptance, coordinates.to_z(walk.u)[CHAINS:], evaluations)
 
 
-def warm_compile_cache(key: PRNGKeyArray, target: Target) -> None:
-    """Compiles the chains of a target by running them for no transition at all."""
-    n, d = CHAINS + ROAMING, target.dim
-    scale = np.eye(d) if d <= LARGEST_FULL else np.ones(d)
-    _run(target.log_density, key, _arrays(np.zeros(d), scale, np.ones(d), np.zeros((n, d))), 0)
+def _run(rng, coordinates: _Coordinates, starts, deviation):
+    """The chains' ends, means over their transitions (standardized points, squares, log densities), acceptance."""
+    u = coordinates.to_u(starts)
+    walk = _Walk(u, *coordinates.evaluate(u))
+    log_step, rates, sums = np.log(0.5), [], [0.0, 0.0, 0.0]
+    for number in range(WARMUP + TRANSITIONS):
+        walk, probability, guided = _transition(rng, coordinates, walk, np.exp(log_step))
+        rates.append(probability[:CHAINS].mean())
+        if number < WARMUP:
+            tuned = probability[:CHAINS][guided[:CHAINS]]
+            log_step += 2 / np.sqrt(1 + number) * (tuned.mean() - _ACCEPTANCE) if len(tuned) else 0.0
+            continue
+        moved = np.clip((coordinates.to_z(walk.u) - coordinates.center) / deviation, -_CLIP, _CLIP)[:CHAINS]
+        sums = [total + new for total, new in zip(sums, (moved, moved**2, walk.log_p[:CHAINS]), strict=True)]
+    return walk, [total / TRANSITIONS for total in sums], float(np.mean(rates))
 
 
-def _steps():
-    return WARMUP + TRANSITIONS
-
-
-def _arrays(*arrays):
-    return [np.asarray(array, jnp.result_type(float)) for array in arrays]
+def _transition(rng, coordinates: _Coordinates, walk: _Walk, largest_step) -> tuple[_Walk, np.ndarray, np.ndarray]:
+    n, dim = walk.u.shape
+    momentum = rng.normal(size=(n, dim))
+    size, kind, accept = rng.uniform(size=(3, n))
+    guided = kind > 0.25
+    # Steps of many sizes: a funnel needs small ones in its neck and large ones in its mouth.
+    walk_step = 2.4 / np.sqrt(dim) / _LEAPFROGS * np.exp(-3 * size)
+    step = np.where(guided, largest_step * (0.3 + 0.7 * size), walk_step)[:, None]
+    u, p, log_p, slope = walk.u, momentum, walk.log_p, walk.gradient
+    for _ in range(_LEAPFROGS):
+        p = p + step / 2 * guided[:, None] * slope
+        u = u + step * p
+        log_p, slope = coordinates.evaluate(u)
+        p = p + step / 2 * guided[:, None] * slope
+    log_ratio = log_p - walk.log_p + np.sum(momentum**2 - p**2, axis=1) / 2
+    probability = np.where(np.isnan(log_ratio), 0.0, np.exp(np.minimum(log_ratio, 0.0)))
+    accepted = accept < probability
+    u, slope = (np.where(accepted[:, None], a, b) for a, b in ((u, walk.u), (slope, walk.gradient)))
+    return _Walk(u, np.where(accepted, log_p, walk.log_p), slope), probability, guided
 
 
 def _scale(z, deviation):
@@ -119,82 +157,15 @@ def _scale(z, deviation):
         return np.diag(deviation)
 
 
-def _solve(scale, z):
-    return np.linalg.solve(scale, z.T).T if scale.ndim == 2 else z / scale
-
-
-def _apply(scale, u):
-    return u @ scale.T if scale.ndim == 2 else u * scale
-
-
-def _starts(key, z, points, center, deviation):
+def _starts(rng, z, points, center, deviation):
     spread = np.repeat([3.0, 10.0], ROAMING // 2)[:, None]
-    far = center + deviation * spread * generator(key).normal(size=(ROAMING, z.shape[1]))
+    far = center + deviation * spread * rng.normal(size=(ROAMING, z.shape[1]))
     points = points[: ROAMING // 4]
     return np.concatenate([z[:CHAINS], points, far[len(points) :]])
 
 
-@eqx.filter_jit
-def _run(log_density, key, arrays, steps) -> _Walk:
-    center, scale, deviation, u = arrays
-
-    def value_and_gradient(u):
-        value, slope = jax.value_and_grad(lambda u: log_density(center + _apply(scale, u)))(u)
-        return jnp.where(jnp.isnan(value), -jnp.inf, value), jnp.where(jnp.isfinite(slope), slope, 0.0)
-
-    evaluate = jax.vmap(value_and_gradient)
-    zeros = jnp.zeros_like(u)
-    log_p, gradient = evaluate(u)
-    scalar = jnp.zeros((), u.dtype)
-    walk = _Walk(u, log_p, gradient, scalar + jnp.log(0.5), zeros, zeros, jnp.zeros_like(log_p), scalar)
-    return lax.fori_loop(0, steps, partial(_transition, evaluate, key, scale, deviation), walk)
-
-
-def _transition(evaluate, key, scale, deviation, number, walk: _Walk) -> _Walk:
-    n, dim = walk.u.shape
-    momentum_key, uniform_key = jr.split(jr.fold_in(key, number))
-    momentum = normals(momentum_key, n, (dim,))
-    size, kind, accept = jr.uniform(uniform_key, (3, n))
-    guided = kind > 0.25
-    # Steps of many sizes: a funnel needs small ones in its neck and large ones in its mouth.
-    walk_step = 2.4 / np.sqrt(dim) / _LEAPFROGS * jnp.exp(-3 * size)
-    step = jnp.where(guided, jnp.exp(walk.log_step) * (0.3 + 0.7 * size), walk_step)[:, None]
-    force = guided[:, None]
-
-    def leapfrog(_, carry):
-        u, p, _, slope = carry
-        p = p + step / 2 * force * slope
-        u = u + step * p
-        log_p, slope = evaluate(u)
-        return u, p + step / 2 * force * slope, log_p, slope
-
-    start = walk.u, momentum, walk.log_p, walk.gradient
-    u, p, log_p, slope = lax.fori_loop(0, _LEAPFROGS, leapfrog, start)
-    log_ratio = log_p - walk.log_p + jnp.sum(momentum**2 - p**2, axis=1) / 2
-    probability = jnp.where(jnp.isnan(log_ratio), 0.0, jnp.exp(jnp.minimum(log_ratio, 0.0)))
-    accepted = accept < probability
-    u, slope = (jnp.where(accepted[:, None], a, b) for a, b in ((u, walk.u), (slope, walk.gradient)))
-    log_p = jnp.where(accepted, log_p, walk.log_p)
-    tuned = guided & (jnp.arange(n) < CHAINS)
-    rate = jnp.sum(probability * tuned) / jnp.maximum(jnp.sum(tuned), 1)
-    gain = jnp.where(number < WARMUP, 2 / jnp.sqrt(1.0 + number), 0.0)
-    counted = number >= WARMUP
-    moved = jnp.clip(_apply(scale, u) / deviation, -_CLIP, _CLIP)
-    return _Walk(
-        u,
-        log_p,
-        slope,
-        (walk.log_step + gain * (rate - _ACCEPTANCE)).astype(walk.log_step.dtype),
-        walk.moved + counted * moved,
-        walk.squared + counted * moved**2,
-        walk.energy + jnp.where(counted, log_p, 0.0),
-        (walk.acceptance + jnp.mean(probability[:CHAINS])).astype(walk.acceptance.dtype),
-    )
-
-
-def _drift(walk: _Walk, sample: Sample, center, deviation) -> tuple[float, float, float, float]:
+def _drift(averages, sample: Sample, center, deviation) -> tuple[float, float, float, float]:
     standard = np.clip((sample.z - center) / deviation, -_CLIP, _CLIP)
-    averages = [np.asarray(a, float)[:CHAINS] / TRANSITIONS for a in (walk.moved, walk.squared, walk.energy)]
     mean, mean_error = _compared(averages[0], standard)
     square, square_error = _compared(averages[1], standard**2)
     # The variance is taken about the new mean.

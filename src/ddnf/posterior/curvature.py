@@ -1,12 +1,10 @@
-"""Values, gradients and curvature of a log density on the host, compiled once per target."""
+"""Values, gradients and curvature of a log density on the host."""
 
-from collections.abc import Callable
-from functools import lru_cache
-
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
+
+from ddnf.posterior.programs import Programs
 
 
 class Derivatives:
@@ -16,30 +14,25 @@ class Derivatives:
     with its default adjoint), the Hessian comes from central differences of gradients.
 
     Example:
-        >>> derivatives = Derivatives(lambda z: -jnp.sum(z**2))
+        >>> derivatives = Derivatives(Programs(lambda z: -jnp.sum(z**2), 2))
         >>> derivatives.value_and_gradient(np.ones(2))[1].tolist(), np.diag(derivatives.hessian(np.ones(2))).tolist()
         ([-2.0, -2.0], [-2.0, -2.0])
     """
 
-    def __init__(self, log_density: Callable):
+    def __init__(self, programs: Programs):
         self.count = 0
         self._by_differences = False
-        try:
-            self._programs = _cached_programs(log_density)
-        except TypeError:  # not hashable, such as a module that holds arrays
-            self._programs = _programs(log_density)
+        self._programs = programs
 
     def value_and_gradient(self, z: np.ndarray) -> tuple[float, Float[np.ndarray, " dim"]]:
         self.count += 1
-        # NumPy arrays enter compiled functions in half the time that JAX's own conversion takes.
-        value, gradient = self._programs[0](_as_input(z))
-        return float(value), np.asarray(gradient, float)
+        return self._programs.gradient(z)
 
     def hessian(self, z: np.ndarray) -> Float[np.ndarray, "dim dim"] | None:
         """The Hessian; None where it is not finite."""
         if not self._by_differences:
             try:
-                hessian = np.asarray(self._programs[1](_as_input(z)), float)
+                hessian = self._programs.hessian(z)
             except FloatingPointError:  # JAX_DEBUG_NANS
                 raise
             except Exception:  # the gradient has been taken before, so it is forward mode that fails
@@ -55,7 +48,7 @@ class Derivatives:
         hessian = None
         for _ in range(2):
             shifts = np.diag(steps)
-            gradients = np.asarray(self._programs[2](_as_input(np.concatenate([z + shifts, z - shifts]))), float)
+            gradients = self._programs.gradients(np.concatenate([z + shifts, z - shifts]))[1]
             self.count += len(gradients)
             ahead, behind = np.split(gradients, 2)
             hessian = (ahead - behind) / (2 * steps[:, None])
@@ -66,19 +59,3 @@ class Derivatives:
             # Steps must not vanish beside the point itself.
             steps = np.maximum(10 * precision / np.sqrt(curvature), precision**2 * np.abs(z))
         return hessian
-
-
-def _as_input(z):
-    return np.asarray(z, jnp.result_type(float))
-
-
-def _programs(log_density: Callable) -> tuple[Callable, Callable, Callable]:
-    return (
-        jax.jit(jax.value_and_grad(log_density)),
-        jax.jit(jax.hessian(log_density)),
-        jax.jit(jax.vmap(jax.grad(log_density))),
-    )
-
-
-# A second fit of the same target does not compile again.
-_cached_programs = lru_cache(maxsize=2)(_programs)

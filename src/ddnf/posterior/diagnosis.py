@@ -6,7 +6,7 @@ import numpy as np
 from flowjax.bijections import AbstractBijection
 from jaxtyping import Float, PRNGKeyArray
 
-from ddnf.posterior.evaluate import Base, clean, draw, log_density
+from ddnf.posterior.evaluate import Base, clean, draw
 from ddnf.posterior.importance import effective_share, psis
 from ddnf.posterior.target import Target
 
@@ -14,6 +14,7 @@ EVALUATED = 10_000
 KHAT = 0.7
 # k-hat is an estimate with noise: training goes on until it is clearly below the limit.
 GOOD_KHAT = 0.6
+_NEARLY_EQUAL = 0.995
 
 
 class Diagnosis(NamedTuple):
@@ -46,9 +47,18 @@ class Diagnosis(NamedTuple):
     @property
     def is_good(self) -> bool:
         """Whether more training would not change what a user looks at."""
-        # Nearly equal weights have hardly a tail to estimate k-hat from.
-        limit = KHAT if self.ess > 0.999 else GOOD_KHAT
-        return self.khat < limit and self.ess > 0.985 and self.mean_shift < 0.02 and self.deviation_shift < 0.02
+        is_light = self.khat < largest_khat(self.ess, GOOD_KHAT)
+        return is_light and self.ess > 0.985 and self.mean_shift < 0.02 and self.deviation_shift < 0.02
+
+
+def largest_khat(ess: float, limit: float) -> float:
+    """The largest k-hat that does no harm: `limit`, or 1 where weights are nearly equal and have hardly a tail.
+
+    Example:
+        >>> largest_khat(0.9, 0.7), largest_khat(0.999, 0.7)
+        (0.7, 1.0)
+    """
+    return 1.0 if ess > _NEARLY_EQUAL else limit
 
 
 class Sample(NamedTuple):
@@ -62,7 +72,7 @@ class Sample(NamedTuple):
 def evaluate(key: PRNGKeyArray, flow: AbstractBijection, target: Target, *, base: Base | None = None) -> Sample:
     """Draws 10,000 points of a fit and weighs them by the target."""
     z, log_q = (np.asarray(array, float) for array in draw(flow, key, EVALUATED, base=base))
-    return Sample(z, log_q, clean(np.asarray(log_density(target.log_density, z), float) - log_q))
+    return Sample(z, log_q, clean(target.programs.values(z) - log_q))
 
 
 def diagnose(key: PRNGKeyArray, flow: AbstractBijection, target: Target) -> Diagnosis:

@@ -72,13 +72,11 @@ def _draws(posterior: "Posterior", key, n) -> tuple[np.ndarray, dict[str, np.nda
         z = posterior.chains.z
         if target is None:
             return z, {}
-        return z, {
-            "lp": np.asarray(evaluate.log_density(target.log_density, z.reshape(-1, z.shape[-1]))).reshape(z.shape[:2])
-        }
+        return z, {"lp": target.programs.values(z.reshape(-1, z.shape[-1])).reshape(z.shape[:2])}
     z, log_q = evaluate.draw(posterior.flow, key, n, base=posterior.base)
     stats = {"log_q": log_q}
     if target is not None:
-        lp = evaluate.log_density(target.log_density, z)
+        lp = target.programs.values(z)
         stats |= {"lp": lp, "log_weight": evaluate.clean(lp - log_q)}
     return np.asarray(z)[None], {name: np.asarray(values)[None] for name, values in stats.items()}
 

@@ -27,8 +27,8 @@ def fit_posterior(
     target: Target,
     *,
     flow: AbstractBijection | None = None,
-    steps: int = 2500,
-    batch: int = 64,
+    steps: int | None = None,
+    batch: int = 32,
     learning_rate: float | None = None,
     rounds: int = 3,
     searches: int = 4,
@@ -52,7 +52,7 @@ def fit_posterior(
         key: random key.
         target: a `Target`, from `from_numpyro`, `from_pymc` or a log density.
         flow: a bijection (dim,) -> (dim,) to train instead of the default for this dimension.
-        steps: training steps of each round.
+        steps: training steps of each round; None for 600 in the first, 2,500 in later ones.
         batch: draws per step.
         learning_rate: peak learning rate of Adam; None for 0.02, less in more than 20 dimensions.
         rounds: maximum number of rounds of training.

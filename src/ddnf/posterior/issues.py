@@ -12,7 +12,7 @@ from ddnf.flow.folds import folded_share
 from ddnf.flow.random import generator
 from ddnf.posterior.chains import Drift, run_chains
 from ddnf.posterior.diagnosis import KHAT, Diagnosis, Sample, diagnose_sample, evaluate
-from ddnf.posterior.evaluate import Base, log_density
+from ddnf.posterior.evaluate import Base
 from ddnf.posterior.modes import Gaussian, Search
 from ddnf.posterior.polish import LEAST_ESS, RHAT, Chains
 from ddnf.posterior.proper import tail_index
@@ -51,7 +51,7 @@ def gather_evidence(
     modes: tuple[Gaussian, ...] = (),
     sample: Sample | None = None,
     base: Base | None = None,
-    probes: Float[Array, "n dim"] | None = None,
+    probes: Float[Array, "m dim"] | None = None,
 ) -> Evidence:
     """Runs every check of a fit.
 
@@ -223,7 +223,7 @@ def _gradient_error(key, target, search: Search, sample: Sample, count: int = 16
     step = 1e-5 if jnp.result_type(float) == jnp.float64 else 3e-3
     near, far = (_directional(target, z, directions, size) for size in (step, 3 * step))
     slopes = np.array([direction @ search.value(point)[1] for point, direction in zip(z, directions, strict=True)])
-    values = np.asarray(log_density(target.log_density, z), float)
+    values = target.programs.values(z)
     # What rounding does to differences shows in those of another size.
     noise = 4 * jnp.finfo(jnp.result_type(float)).eps * np.abs(values) / step + 3 * np.abs(near - far)
     error = np.maximum(np.abs(slopes - near) - noise, 0) / (1 + np.abs(near))
@@ -231,7 +231,7 @@ def _gradient_error(key, target, search: Search, sample: Sample, count: int = 16
 
 
 def _directional(target, z, directions, step):
-    ahead, behind = (np.asarray(log_density(target.log_density, z + s * directions), float) for s in (step, -step))
+    ahead, behind = (target.programs.values(z + s * directions) for s in (step, -step))
     return (ahead - behind) / (2 * step)
 
 

@@ -9,7 +9,7 @@ from jax.scipy.linalg import solve_triangular
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from ddnf.flow.random import normal_log_prob, normals
-from ddnf.posterior.evaluate import Base, log_density
+from ddnf.posterior.evaluate import Base
 from ddnf.posterior.importance import effective_share, psis
 from ddnf.posterior.modes import Gaussian
 from ddnf.posterior.objective import Whitening
@@ -103,7 +103,7 @@ def _component_log_probs(mixture: ModeMixture, x):
 
 def _weigh(key, target, whiten, mixture):
     x, log_q = _draw(mixture, key)
-    log_p = np.asarray(log_density(target.log_density, jax.vmap(whiten)(x)), float) + float(whiten.log_det)
+    log_p = target.programs.values(jax.vmap(whiten)(x)) + float(whiten.log_det)
     log_weights = log_p - np.asarray(log_q, float)
     return x, np.where(np.isfinite(log_weights), log_weights, -np.inf)
 

@@ -32,7 +32,7 @@ class Search:
 
     def __init__(self, target: Target):
         self.target = target
-        self._derivatives = Derivatives(target.log_density)
+        self._derivatives = Derivatives(target.programs)
         self._modes: dict[bytes, np.ndarray | None] = {}
 
     @property

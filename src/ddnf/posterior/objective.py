@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 import equinox as eqx
 import jax
@@ -12,7 +12,7 @@ import numpy as np
 import paramax
 from flowjax.bijections import AbstractBijection, Affine, Chain, TriangularAffine
 from jax import lax
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from ddnf.flow import batch
 from ddnf.flow.log_det import Exact, has_probes, with_key
@@ -37,6 +37,10 @@ class Whitening(eqx.Module):
     def __call__(self, u: Float[Array, " dim"]) -> Float[Array, " dim"]:
         return self.mean + (self.scale @ u if self.scale.ndim == 2 else self.scale * u)
 
+    def pull(self, score: Float[Array, "n dim"]) -> Float[Array, "n dim"]:
+        """Gradients with respect to z as gradients with respect to u."""
+        return score @ self.scale if self.scale.ndim == 2 else score * self.scale
+
     @property
     def log_det(self) -> Float[Array, ""]:
         return jnp.sum(jnp.log(jnp.diag(self.scale) if self.scale.ndim == 2 else self.scale))
@@ -58,11 +62,6 @@ class Whitening(eqx.Module):
         return Chain([*parts, eqx.tree_at(lambda e: (e.loc, e.scale), end, (self(end.loc), self.scale * end.scale))])
 
 
-def _first(flow):
-    assert isinstance(flow, Chain)
-    return flow.bijections[0]
-
-
 @lru_cache
 def _identity(dim, ndim, dtype):
     if ndim == 2:
@@ -77,18 +76,83 @@ def whitening(mean: Float[np.ndarray, " dim"], scale: Float[np.ndarray, "dim dim
     return Whitening(jnp.asarray(mean, dtype), jnp.asarray(factor, dtype))
 
 
-class ReverseKL(eqx.Module):
-    """The loss of a step: E_q[log q - log p] over `batch` draws, which is KL(q|p) minus log Z of the target.
+class Asked(NamedTuple):
+    """Points at which the target is wanted, and what the loss needs of the flow there.
 
-    With ``gradient="path"`` the gradient goes through the draws only: log q's own dependence on the parameters, whose
-    expectation is zero, is left out (Roeder, Wu and Duvenaud, 2017; Vaitl et al., 2022). Its variance vanishes where
-    q = p. The score of q is carried along with the draws (see `ddnf.flow.batch`).
+    Attributes:
+        z: the points.
+        x: the draws of the base that they come from.
+        log_q: log density of the flow at the points, in coordinates of the whitening.
+        score: gradient of `log_q`.
+    """
+
+    z: Float[Array, "n dim"]
+    x: Float[Array, "n dim"]
+    log_q: Float[Array, " n"]
+    score: Float[Array, "n dim"]
+
+
+class PathGradient(eqx.Module):
+    """KL(q|p) with the path gradient, from values and gradients of the target that somebody else computes.
+
+    The gradient goes through the draws only: log q's own dependence on the parameters, whose expectation is zero, is
+    left out (Roeder, Wu and Duvenaud, 2017; Vaitl et al., 2022). Its variance vanishes where q = p. The score of q is
+    carried along with the draws (see `ddnf.flow.batch`). The target is not part of this program: `ask` gives the
+    points, and `draw.rows` of the loss are what was asked, the log density of the target there, and its gradient.
 
     The target is tempered for the first `temper` steps; the value returned is that of the untempered target.
 
-    A quarter of the draws of a path gradient is spread out by `spread`. Where q = p the two scores agree everywhere, so
-    the solution is the same; far draws improve the fit of the tails, on which k-hat depends. With a `base` in place of
-    the standard normal no draws are spread out.
+    A quarter of the draws is spread out by `spread`. Where q = p the two scores agree everywhere, so the solution is
+    the same; far draws improve the fit of the tails, on which k-hat depends. With a `base` in place of the standard
+    normal no draws are spread out.
+    """
+
+    whitening: Whitening | None
+    regularizer: Callable | None
+    batch: int = eqx.field(static=True)
+    temper: Int[Array, ""]
+    spread: Float[Array, ""]
+    base: Base | None = None
+
+    def rows(self, dim: int) -> tuple[Asked, Any, Any]:
+        """Shapes of what is asked and of the answers."""
+        points, values = (
+            jax.ShapeDtypeStruct(shape, jnp.result_type(float)) for shape in ((self.batch, dim), (self.batch,))
+        )
+        return Asked(points, points, values, points), values, points  # pyright: ignore[reportArgumentType]
+
+    def ask(self, flow: AbstractBijection, key: PRNGKeyArray) -> Asked:
+        """Draws of the flow at which the loss needs the target."""
+        x, log_q = draw_base(self.base, key, self.batch, flow.shape)
+        if self.base is None:
+            spread = jnp.where(4 * jnp.arange(self.batch) < self.batch, self.spread, 1.0)[:, None]
+            log_q, x = log_q + jnp.sum(x**2 * (1 - spread**2), axis=-1) / 2, x * spread
+            score = -x
+        else:
+            score = jax.vmap(jax.grad(self.base.log_prob))(x)
+        u, log_det, score = batch.transform_with_score(_frozen(flow), x, score)
+        return Asked(u if self.whitening is None else jax.vmap(self.whitening)(u), x, log_q - log_det, score)
+
+    def __call__(self, flow: AbstractBijection, draw: Draw) -> Float[Array, ""]:
+        asked, log_p, score_p = draw.rows
+        if self.whitening is not None:
+            log_p, score_p = log_p + self.whitening.log_det, self.whitening.pull(score_p)
+        # Draws at which the target is not finite are left out, unless they are the majority.
+        known = jnp.isfinite(log_p) & jnp.isfinite(score_p).all(axis=-1)
+        known = known | (2 * jnp.sum(known) < self.batch)
+        slope = jnp.where(known[:, None], asked.score - _warmth(draw.step, self.temper) * score_p, 0.0)
+        moved, _ = batch.transform_and_log_det(flow, asked.x)
+        value = jnp.sum(jnp.where(known, asked.log_q - log_p, 0.0)) / jnp.sum(known)
+        surrogate = jnp.mean(jnp.sum(slope * moved, axis=-1))
+        surrogate = surrogate + _penalty(self.regularizer, flow, asked.x, self.whitening)
+        return lax.stop_gradient(value - surrogate) + surrogate
+
+
+class ReverseKL(eqx.Module):
+    """The loss of a step: E_q[log q - log p] over `batch` draws, which is KL(q|p) minus log Z of the target.
+
+    One program with the target in it. With ``gradient="path"`` it is that of `PathGradient`, with "total" the plain
+    reparameterization gradient.
     """
 
     log_density: Callable
@@ -101,19 +165,24 @@ class ReverseKL(eqx.Module):
     base: Base | None = None
 
     def __call__(self, flow: AbstractBijection, draw: Draw) -> Float[Array, ""]:
-        x, log_q = draw_base(self.base, draw.key, self.batch, flow.shape)
-        warmth = jnp.minimum(1.0, 0.1 + (draw.step + 1) / max(1, self.temper)) if self.temper else 1.0
         if self.gradient == "path":
-            value, surrogate = self._path(flow, x, log_q, warmth)
-        else:
-            u, log_det = self._moved(flow, x, jr.fold_in(draw.key, 1))
-            log_p = jax.vmap(self._whitened)(u)
-            value = jnp.mean(log_q - log_det - log_p)
-            surrogate = jnp.mean(-log_det - warmth * log_p)
-        if (regularizer := self.regularizer) is not None:
-            inner = flow if self.whitening is None else _first(flow)
-            surrogate = surrogate + jnp.mean(jax.vmap(lambda x: regularizer(inner, x))(x))
+            path = self.path
+            asked = path.ask(flow, draw.key)
+            answer = jax.vmap(jax.value_and_grad(self.log_density))(asked.z)
+            return path(flow, draw._replace(rows=lax.stop_gradient((asked, *answer))))
+        x, log_q = draw_base(self.base, draw.key, self.batch, flow.shape)
+        u, log_det = self._moved(flow, x, jr.fold_in(draw.key, 1))
+        log_p = jax.vmap(self._whitened)(u)
+        value = jnp.mean(log_q - log_det - log_p)
+        surrogate = jnp.mean(-log_det - _warmth(draw.step, self.temper) * log_p)
+        surrogate = surrogate + _penalty(self.regularizer, flow, x, self.whitening)
         return lax.stop_gradient(value - surrogate) + surrogate
+
+    @property
+    def path(self) -> PathGradient:
+        """The same loss without the target in it."""
+        temper = jnp.asarray(self.temper)
+        return PathGradient(self.whitening, self.regularizer, self.batch, temper, self.spread, self.base)
 
     def _moved(self, flow, x, key):
         if not has_probes(flow):
@@ -126,23 +195,22 @@ class ReverseKL(eqx.Module):
             return self.log_density(u)
         return self.log_density(self.whitening(u)) + self.whitening.log_det
 
-    def _path(self, flow, x, log_q, warmth):
-        frozen = jax.tree.map(lambda a: lax.stop_gradient(a) if eqx.is_array(a) else a, flow)
-        if self.base is None:
-            spread = jnp.where(4 * jnp.arange(self.batch) < self.batch, self.spread, 1.0)[:, None]
-            log_q, x = log_q + jnp.sum(x**2 * (1 - spread**2), axis=-1) / 2, x * spread
-            score = -x
-        else:
-            score = jax.vmap(jax.grad(self.base.log_prob))(x)
-        u, log_det, score_q = batch.transform_with_score(frozen, x, score)
-        log_p, score_p = jax.vmap(jax.value_and_grad(self._whitened))(u)
-        # Draws at which the target is not finite are left out, unless they are the majority.
-        known = jnp.isfinite(log_p) & jnp.isfinite(score_p).all(axis=-1)
-        known = known | (2 * jnp.sum(known) < self.batch)
-        slope = jnp.where(known[:, None], lax.stop_gradient(score_q - warmth * score_p), 0.0)
-        moved, _ = batch.transform_and_log_det(flow, x)
-        value = jnp.sum(jnp.where(known, log_q - log_det - log_p, 0.0)) / jnp.sum(known)
-        return value, jnp.mean(jnp.sum(slope * moved, axis=-1))
+
+def _warmth(step: Int[Array, ""], temper: Int[Array, ""] | int) -> Float[Array, ""]:
+    """The factor of a tempered log density: from 0.1 to 1 in `temper` steps; 1 if that is 0."""
+    return jnp.where(temper == 0, 1.0, jnp.minimum(1.0, 0.1 + (step + 1) / jnp.maximum(1, temper)))
+
+
+def _penalty(regularizer, flow, x, whiten):
+    """The mean of a regularizer over draws; it sees the flow without its affine end."""
+    if regularizer is None:
+        return 0.0
+    inner = flow if whiten is None else flow.bijections[0]
+    return jnp.mean(jax.vmap(lambda x: regularizer(inner, x))(x))
+
+
+def _frozen(flow):
+    return jax.tree.map(lambda a: lax.stop_gradient(a) if eqx.is_array(a) else a, flow)
 
 
 def best_gradient(flow: AbstractBijection) -> Gradient:

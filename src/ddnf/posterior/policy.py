@@ -36,7 +36,7 @@ class Decision(NamedTuple):
 def next_stage(state: State) -> Decision:
     """What comes next: modes, base, training, chains where the flow is not good enough, checks, the end."""
     settings = state.settings
-    if state.initial is None:
+    if state.trained is None:
         if settings.end is not None and not state.modes:
             return Decision(find_modes, "modes", "")
         return Decision(fit_base, "base", "")

@@ -5,7 +5,6 @@ import numpy as np
 from jaxtyping import Float, PRNGKeyArray
 
 from ddnf.flow.random import generator
-from ddnf.posterior.evaluate import log_density
 from ddnf.posterior.target import Target
 
 IMPROPER = (
@@ -72,7 +71,7 @@ def _log_mass_far_away(key, target) -> Float[np.ndarray, "distances directions"]
     center = np.asarray(target.start(jr.fold_in(key, 1)), float)
     distances = (*_NEAR, *_DISTANCES)
     points = center + np.concatenate([t * directions for t in distances])
-    values = np.asarray(log_density(target.log_density, points), float).reshape(len(distances), -1)
+    values = target.programs.values(points).reshape(len(distances), -1)
     # What grows without bound ends as infinity.
     values = np.where(np.isposinf(values), 1e300, values)
     near, far = np.split(values, [len(_NEAR)])

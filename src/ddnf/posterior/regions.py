@@ -13,7 +13,6 @@ from jaxtyping import Float, PRNGKeyArray
 
 from ddnf.flow.random import generator, normal_log_prob
 from ddnf.posterior.diagnosis import Sample
-from ddnf.posterior.evaluate import log_density
 from ddnf.posterior.target import Target
 
 _DRAWS = 500
@@ -61,7 +60,7 @@ def missed_mass(
     for gaussian in gaussians:
         points = gaussian.mean + noise @ gaussian.scale.T
         log_g = log_normal - np.sum(np.log(np.abs(np.diag(gaussian.scale))))
-        log_ratio = np.asarray(log_density(target.log_density, points), float) - log_g - log_evidence
+        log_ratio = target.programs.values(points) - log_g - log_evidence
         log_ratio = np.where(np.isnan(log_ratio), -np.inf, log_ratio)
         # The Gaussian's own bulk, and whatever lies outside of the fit's.
         own = bulk_radius(target.dim)

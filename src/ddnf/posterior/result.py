@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from os import PathLike
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
@@ -18,9 +17,9 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from ddnf.flow.random import generator
 from ddnf.posterior import evaluate
 from ddnf.posterior.bridge import bridge
-from ddnf.posterior.diagnosis import EVALUATED, KHAT, Sample
+from ddnf.posterior.diagnosis import EVALUATED, KHAT, Sample, largest_khat
 from ddnf.posterior.hmc import Space
-from ddnf.posterior.importance import psis
+from ddnf.posterior.importance import effective_share, psis
 from ddnf.posterior.issues import chain_issues
 from ddnf.posterior.log import Log
 from ddnf.posterior.mixture import ModeMixture
@@ -180,7 +179,7 @@ class Posterior:
         key, pick = jr.split(key)
         z, log_weights = self._weighted(key, max(25, n if weighted else 4 * n))
         smoothed = psis(log_weights)
-        if smoothed.khat > KHAT:
+        if smoothed.khat > largest_khat(effective_share(log_weights), KHAT):
             message = f"k-hat is {smoothed.khat:.2f}, above {KHAT}: importance weights cannot be trusted here."
             warnings.warn(message, RuntimeWarning, stacklevel=2)
         weights = np.exp(smoothed.log_weights)
@@ -219,7 +218,7 @@ class Posterior:
     def constrain(self, z: Float[Array, "n dim"]) -> Any:
         """Unconstrained draws as `sample` returns them."""
         if self.target is not None:
-            return z if self.target.constrain is None else _map(self.target.constrain, z)
+            return z if self.target.constrain is None else self.target.map("constrain", z)
         named = jax.vmap(lambda point: constrain_sites(self.sites, point))(z)
         return named if named else z
 
@@ -229,10 +228,10 @@ class Posterior:
                 f"Expected points of the unconstrained space, shape (..., {self.dim}), as from sample_unconstrained; "
                 "got named draws, and the target has no inverse of its transforms: Target(..., unconstrain=...)."
             )
-        return _map(self.target.unconstrain, {name: jnp.asarray(values) for name, values in draws.items()})
+        return self.target.map("unconstrain", draws)
 
     def _space(self) -> Space:
-        return Space(self._known_target().log_density, self.flow, self.base)
+        return Space(self._known_target().programs.density, self.flow, self.base)
 
     def _known_target(self) -> Target:
         if self.target is None:
@@ -244,13 +243,8 @@ class Posterior:
     def _weighted_sample(self, key, n):
         target = self._known_target()
         z, log_q = evaluate.draw(self.flow, key, n, base=self.base)
-        return z, log_q, evaluate.clean(evaluate.log_density(target.log_density, z) - log_q)
+        return z, log_q, evaluate.clean(target.programs.values(z) - np.asarray(log_q, float))
 
     def _weighted(self, key, n):
         z, _, log_weights = self._weighted_sample(key, n)
         return z, log_weights
-
-
-@eqx.filter_jit
-def _map(function, points):
-    return jax.vmap(function)(points)

@@ -6,7 +6,7 @@ add a candidate each, with its diagnosis; the best candidate is the result, or t
 """
 
 import dataclasses
-from functools import partial
+from functools import lru_cache, partial
 
 import jax.numpy as jnp
 import jax.random as jr
@@ -19,77 +19,131 @@ from ddnf.flow.folds import folded_share
 from ddnf.flow.parts import as_exact
 from ddnf.flow.scaling import ScalingField
 from ddnf.posterior.bridge import bridge
-from ddnf.posterior.diagnosis import EVALUATED, GOOD_KHAT, Sample, diagnose_sample, evaluate
-from ddnf.posterior.evaluate import LostFitError, draw, log_density
+from ddnf.posterior.diagnosis import EVALUATED, GOOD_KHAT, KHAT, Sample, diagnose_sample, evaluate
+from ddnf.posterior.evaluate import LostFitError
 from ddnf.posterior.hmc import Space
+from ddnf.posterior.importance import psis
 from ddnf.posterior.issues import gather_evidence, probe_points, random_starts
 from ddnf.posterior.mixture import mixture_at_modes
-from ddnf.posterior.modes import LARGEST_FULL, Gaussian, Search, gaussians, merged, with_more_modes
-from ddnf.posterior.objective import End, ReverseKL, best_gradient, whitening
+from ddnf.posterior.modes import LARGEST_FULL, Gaussian, gaussians, merged, with_more_modes
+from ddnf.posterior.objective import End, PathGradient, ReverseKL, Whitening, best_gradient, whitening
 from ddnf.posterior.polish import Chains, run_polish
 from ddnf.posterior.proper import check_proper
 from ddnf.posterior.state import Candidate, Polished, Settings, State
-from ddnf.system.background import in_background
+from ddnf.posterior.target import Target
 from ddnf.training import loop
+
+# Training steps of the first round, which is enough for most targets, and of later ones.
+FIRST_STEPS = 600
+STEPS = 2500
+_REFINEMENTS = 3
 
 
 def find_modes(state: State) -> State:
     """Checks that the target falls off, and looks for its modes."""
     s = state.settings
-    with in_background(_compile_flow, s):
-        check_proper(s.search_key, s.target)
-        found = gaussians(s.search_key, s.target, state.search, s.searches)
-        if _uses_mixtures(s):
-            found = with_more_modes(s.search_key, state.search, found, random_starts(s.check_key, s.target))
+    check_proper(s.search_key, s.target)
+    found = gaussians(s.search_key, s.target, state.search, s.searches)
+    if _uses_mixtures(s):
+        found = with_more_modes(s.search_key, state.search, found, random_starts(s.check_key, s.target))
     return dataclasses.replace(state, modes=tuple(found))
 
 
 def fit_base(state: State) -> State:
-    """A Gaussian, or a mixture of those at the modes, before a flow that is nearly the identity."""
+    """A Gaussian, or a mixture of those at the modes, judged before any flow is built; a flow of the user's with it."""
     s = state.settings
-    flow = default_flow(s.flow_key, s.target.dim) if s.flow is None else s.flow
     whiten = None if s.end is None else whitening(*merged(list(state.modes))[:2], s.end)
-    initial = flow if whiten is None else Chain([flow, whiten.end()])
     base = None
     if whiten is not None and len(state.modes) > 1 and _uses_mixtures(s):
         base = mixture_at_modes(s.search_key, s.target, state.modes, whiten)
-    state = dataclasses.replace(state, whitening=whiten, base=base, initial=initial, trained=initial)
-    return _with_candidate(state, "base", 0)
+    state = dataclasses.replace(state, whitening=whiten, base=base)
+    if not _uses_mixtures(s):
+        flow = default_flow(s.flow_key, s.target.dim) if s.flow is None else s.flow
+        return _with_candidate(_with_flow(state, flow), "base", 0)
+    assert whiten is not None
+    state = _with_candidate(dataclasses.replace(state, trained=Chain([whiten.end()])), "base", 0)
+    return state if base is not None else _refined(state)
+
+
+def _refined(state: State) -> State:
+    """The base with mean and covariance corrected by importance weights, as long as that makes it better."""
+    s, dim = state.settings, state.settings.target.dim
+    for _ in range(_REFINEMENTS):
+        if not state.candidates or s.end is None:
+            break
+        candidate = state.candidates[-1]
+        diagnosis = candidate.diagnosis
+        is_known = diagnosis.khat < KHAT and diagnosis.ess * EVALUATED > 20 * dim
+        moments = _corrected(candidate, state.whitening) if is_known and not diagnosis.is_good else None
+        if moments is None:
+            break
+        whiten = whitening(*moments, s.end)
+        other = dataclasses.replace(state, whitening=whiten, trained=Chain([whiten.end()]), candidates=())
+        other = _with_candidate(other, "base", 0)
+        if not other.candidates or other.candidates[-1].diagnosis.ess < diagnosis.ess:
+            break
+        state = other
+    return state
+
+
+def _corrected(candidate: Candidate, whiten: Whitening) -> tuple[np.ndarray, np.ndarray] | None:
+    """Mean and triangular scale of a Gaussian, moved by what weights change of the moments of its own draws.
+
+    The change is known better than the moments themselves: the noise of the draws cancels.
+    """
+    mean, scale = (np.asarray(array, float) for array in (whiten.mean, whiten.scale))
+    scale = scale if scale.ndim == 2 else np.diag(scale)
+    x = np.linalg.solve(scale, (candidate.sample.z - mean).T).T
+    weights = np.exp(psis(candidate.sample.log_weights).log_weights)
+    change = np.atleast_2d(np.cov(x.T, aweights=weights)) - np.atleast_2d(np.cov(x.T))
+    try:
+        return mean + scale @ (weights @ x - x.mean(axis=0)), scale @ np.linalg.cholesky(np.eye(len(mean)) + change)
+    except np.linalg.LinAlgError:
+        return None
+
+
+def _with_flow(state: State, flow: AbstractBijection) -> State:
+    """A state with an untrained flow, followed by an affine end."""
+    whiten = state.whitening
+    initial = flow if whiten is None else Chain([flow, whiten.end()])
+    return dataclasses.replace(state, initial=initial, trained=initial)
 
 
 def train(state: State, *, name: str, restart_rate: float | None = None) -> State:
     """One round of training of the flow and its affine end; from the beginning if it restarts with another rate."""
+    s, first = state.settings, state.rounds == 0
+    if state.initial is None:
+        state = _with_flow(state, default_flow(s.flow_key, s.target.dim))
     if restart_rate is not None:
         state = dataclasses.replace(state, trained=state.initial, learning_rate=restart_rate)
-    s, first = state.settings, state.rounds == 0
     assert state.trained is not None and state.initial is not None
+    steps = s.steps if s.steps is not None else (STEPS if state.rounds or state.is_enlarged else FIRST_STEPS)
     temper = (0.3 if len(state.modes) > 1 and state.base is None else 0.0) if s.temper is None else s.temper
     is_wide = bool(state.candidates) and not first and state.candidates[-1].diagnosis.khat >= GOOD_KHAT
     gradient = best_gradient(state.initial) if s.gradient is None else s.gradient
     objective = ReverseKL(
-        s.target.log_density,
+        s.target.programs.density,
         state.whitening,
         s.regularizer,
         s.batch,
         gradient,
-        int(temper * s.steps) if first else 0,
+        int(temper * steps) if first else 0,
         jnp.asarray(1.5 if is_wide else 1.0),
         state.base,
     )
-    is_ahead = first and s.end is not None and not _uses_mixtures(s)
-    starts = random_starts(s.check_key, s.target) if is_ahead else []
-    with in_background(_search_ahead, state.search, starts):
-        result = loop.fit(
-            jr.fold_in(s.fit_key, state.rounds + 100 * state.joined),
-            state.trained,
-            objective,
-            steps=s.steps,
-            optimizer=loop.adam(state.learning_rate, s.steps),
-            checkpoint=_checkpoint(state),
-            progress=s.progress,
-            description=f"posterior, {name}",
-            warn=False,
-        )
+    oracle = _oracle(objective.path, s.target) if gradient == "path" else None
+    result = loop.fit(
+        jr.fold_in(s.fit_key, state.rounds + 100 * state.joined),
+        state.trained,
+        objective if oracle is None else objective.path,
+        steps=steps,
+        optimizer=loop.adam(state.learning_rate, steps),
+        oracle=oracle,
+        checkpoint=_checkpoint(state),
+        progress=s.progress,
+        description=f"posterior, {name}",
+        warn=False,
+    )
     state = dataclasses.replace(
         state,
         trained=result.parameters,
@@ -100,6 +154,12 @@ def train(state: State, *, name: str, restart_rate: float | None = None) -> Stat
         gradients=state.gradients + result.steps * s.batch,
     )
     return _with_candidate(state, name, result.skipped)
+
+
+def _oracle(objective: PathGradient, target: Target) -> loop.Oracle:
+    """The target's values and gradients: the program of the training does not contain the target."""
+    gradients = target.programs.batch_gradients(objective.batch)
+    return loop.Oracle(objective.ask, lambda asked: gradients(asked.z), objective.rows(target.dim))
 
 
 def _checkpoint(state: State) -> str | None:
@@ -138,7 +198,9 @@ def polish(state: State) -> State:
     """Markov chains through the flow of the best candidate; checks of an earlier result are void."""
     s, best = state.settings, state.best
     key = jr.fold_in(s.check_key, 1000 + len(state.polished) + 10 * state.joined)
-    chains = run_polish(key, Space(s.target.log_density, best.flow, best.base), draws=EVALUATED, progress=s.progress)
+    chains = run_polish(
+        key, Space(s.target.programs.density, best.flow, best.base), draws=EVALUATED, progress=s.progress
+    )
     return dataclasses.replace(
         state,
         polished=(*state.polished, Polished(best, chains)),
@@ -157,13 +219,9 @@ def enlarge(state: State) -> State:
     s, whiten = state.settings, state.whitening
     if whiten is not None and state.polished and state.base is None and s.end is not None:
         whiten = whitening(*_moments(state.polished[-1].chains), s.end)
-    flow = larger_flow(s.flow_key, s.target.dim)
-    initial = flow if whiten is None else Chain([flow, whiten.end()])
+    state = _with_flow(dataclasses.replace(state, whitening=whiten), larger_flow(s.flow_key, s.target.dim))
     return dataclasses.replace(
         state,
-        whitening=whiten,
-        initial=initial,
-        trained=initial,
         learning_rate=state.learning_rate / 2,
         is_enlarged=True,
         is_polished=False,
@@ -201,6 +259,7 @@ def join(state: State) -> State:
         modes=modes,
         joined=state.joined + 1,
         initial=None,
+        trained=None,
         candidates=(),
         evidence=None,
         rounds=0,
@@ -244,7 +303,13 @@ def larger_flow(key: PRNGKeyArray, dim: int) -> DDNF:
 
 
 def _scaling_flow(key, dim, blocks, units):
-    return DDNF(key, dim, blocks=blocks, steps=2, field=partial(ScalingField, dim=dim, units=units))
+    return DDNF(key, dim, blocks=blocks, steps=2, field=_scaling_field(dim, units))
+
+
+@lru_cache
+def _scaling_field(dim, units):
+    # The same object each time: a new one would be compiled again.
+    return partial(ScalingField, dim=dim, units=units)
 
 
 def default_learning_rate(dim: int) -> float:
@@ -282,25 +347,9 @@ def _sample_of(polished: Polished, settings: Settings) -> Sample:
     """The chains' draws as those of a fit that is exact: every weight is the evidence."""
     log_evidence = bridge(polished.candidate.sample, polished.chains).log_evidence
     z = np.swapaxes(polished.chains.z, 0, 1).reshape(-1, settings.target.dim).astype(float)
-    log_p = np.asarray(log_density(settings.target.log_density, z), float)
+    log_p = settings.target.programs.values(z)
     return Sample(z, log_p - log_evidence, np.where(np.isfinite(log_p), log_evidence, -np.inf))
 
 
 def _merged_flow(flow, whiten) -> AbstractBijection:
     return as_exact(flow if whiten is None else whiten.merge(flow))
-
-
-def _compile_flow(settings: Settings) -> None:
-    """Compiles the programs that evaluate a flow, which do not depend on the target, on one of the same structure."""
-    s, dim = settings, settings.target.dim
-    assert s.end is not None
-    flow = default_flow(s.flow_key, dim) if s.flow is None else s.flow
-    whiten = whitening(np.zeros(dim), np.eye(dim), s.end)
-    whole = _merged_flow(Chain([flow, whiten.end()]), whiten)
-    draw(whole, s.check_key, EVALUATED)
-    folded_share(whole, probe_points(s.check_key, dim))
-
-
-def _search_ahead(search: Search, starts) -> None:
-    for start in starts:
-        search.mode_from(start)

@@ -28,7 +28,7 @@ class Settings:
 
     target: Target
     flow: AbstractBijection | None
-    steps: int
+    steps: int | None
     batch: int
     rounds: int
     searches: int
@@ -89,8 +89,8 @@ class State:
         whitening: the affine map that standardizes the target; None with `end=None`.
         base: the mixture that the flow starts from, in the coordinates of the whitening; None for the standard normal.
         joined: how often Gaussians have joined the modes after a check.
-        initial: the untrained flow, in the coordinates of the whitening.
-        trained: the flow after the last round, or `initial` again after a restart.
+        initial: the untrained flow, in the coordinates of the whitening; None before one is built.
+        trained: the flow after the last round, or `initial` again after a restart; at first the base alone.
         candidates: the fit after each stage, without those that have no density at all.
         rounds: rounds of training of this flow so far.
         is_enlarged: whether a larger flow has taken the place of the default one.

@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from ddnf.flow.random import generator
+from ddnf.posterior.programs import Programs, compile_map
 from ddnf.posterior.sites import Site
 
 
@@ -58,6 +59,7 @@ class Target(eqx.Module):
     unconstrain: Callable[[Any], Array] | None
     sites: Callable[[], tuple[Site, ...]] | None
     details: Callable[[], Details] | None
+    _programs: dict[Any, Any] = eqx.field(static=True, repr=False)
 
     def __init__(
         self,
@@ -77,7 +79,24 @@ class Target(eqx.Module):
         self.log_density, self.dim = log_density, dim
         self.constrain, self.initial = constrain, initial
         self.unconstrain, self.sites, self.details = unconstrain, sites, details
+        self._programs = {}
         self._check()
+
+    @property
+    def programs(self) -> Programs:
+        """Compiled values, gradients and Hessians of the log density in JAX's current precision."""
+        dtype = jnp.result_type(float)
+        if dtype not in self._programs:
+            self._programs[dtype] = Programs(self.log_density, self.dim)
+        return self._programs[dtype]
+
+    def map(self, name: str, points: Any) -> Any:
+        """`constrain` or `unconstrain`, by its name, of many points: compiled once for each number of them."""
+        function, points = getattr(self, name), jax.tree.map(jnp.asarray, points)
+        shapes = name, *((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(points)), jax.tree.structure(points)
+        if shapes not in self._programs:
+            self._programs[shapes] = compile_map(function, points)
+        return self._programs[shapes](points)
 
     def start(self, key: PRNGKeyArray) -> Float[np.ndarray, " dim"]:
         """A random point to begin a search from."""

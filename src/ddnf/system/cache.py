@@ -44,7 +44,7 @@ def cache_compilation(folder: str | os.PathLike[str] | None = None) -> Path | No
         warnings.warn(f"Compiled programs are not cached in {str(path)!r}: {problem}.", RuntimeWarning, stacklevel=2)
         return None
     jax.config.update("jax_compilation_cache_dir", str(path))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
     jax.config.update("jax_compilation_cache_max_size", _LARGEST)
     return path

@@ -15,25 +15,17 @@ import jax.random as jr
 import numpy as np
 import optax
 import paramax
-from jax import lax
 from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree, Scalar
 from tqdm.auto import tqdm
 
 from ddnf.system.checks import check_count, check_key
 from ddnf.training.checkpoint import Checkpoints, fingerprint
+from ddnf.training.chunk import Chunk, Draw, Oracle, State, run_chunk
 
 TOO_MANY_BAD = "too many steps were not finite"
 
 # Two chunks at once, from two threads, can wait for each other forever in the thread pool of a CPU with few cores.
 _RUNNING = Lock()
-
-
-class Draw(NamedTuple):
-    """What a step's loss is computed from, besides the parameters."""
-
-    key: PRNGKeyArray
-    step: Int[Array, ""]
-    rows: PyTree
 
 
 class Fit(NamedTuple):
@@ -59,36 +51,51 @@ class Fit(NamedTuple):
     reason: str
 
 
-class State(eqx.Module):
-    """The complete state of a run: arrays only, so that a checkpoint restores it bit for bit."""
+class AdamState(NamedTuple):
+    """The state of `adam`; its schedule is a part of it, so that all schedules share one compiled program."""
 
-    parameters: PyTree
-    memory: PyTree
-    average: PyTree
-    best: PyTree
-    best_value: Float[Array, ""]
-    chunk: Int[Array, ""]
-    skipped: Int[Array, ""]
-    waited: Int[Array, ""]
-    bad: Float[Array, ""]
-    losses: Float[Array, " n"]
-    values: Float[Array, "n *more"]
+    inner: PyTree
+    count: Int[Array, ""]
+    peak: Float[Array, ""]
+    steps: Int[Array, ""]
+    warmup: Int[Array, ""]
 
 
-@lru_cache
 def adam(learning_rate: float, steps: int, *, clip: float = 10.0, warmup: float = 0.02) -> optax.GradientTransformation:
     """Adam with a short warm-up, cosine decay to 0.001 of the peak learning rate, and clipped gradients.
-
-    Equal arguments return the same object, so that a second fit of the same shape does not compile again.
 
     Example:
         >>> optimizer = adam(1e-2, 1000)
     """
-    schedule = optax.warmup_cosine_decay_schedule(
-        0.1 * learning_rate, learning_rate, max(1, int(warmup * steps)), max(2, steps), 1e-3 * learning_rate
-    )
+    inner, update = _adam(clip)
+
+    def init(parameters):
+        counts = (jnp.asarray(count, jnp.int32) for count in (max(2, steps), max(1, int(warmup * steps))))
+        peak = jnp.asarray(learning_rate, jnp.result_type(float))
+        return AdamState(inner.init(parameters), jnp.zeros((), jnp.int32), peak, *counts)
+
+    return optax.GradientTransformation(init, update)
+
+
+@lru_cache
+def _adam(clip):
     # Flattened: one update of all parameters compiles and runs faster than one for each array.
-    return optax.flatten(optax.chain(optax.clip_by_global_norm(clip), optax.adam(schedule)))
+    inner = optax.flatten(optax.chain(optax.clip_by_global_norm(clip), optax.scale_by_adam()))
+
+    def update(gradient, state, parameters=None):
+        updates, new = inner.update(gradient, state.inner, parameters)
+        rate = -state.peak * _relative_rate(state.count, state.steps, state.warmup)
+        updates = jax.tree.map(lambda u: (rate * u).astype(u.dtype), updates)
+        return updates, state._replace(inner=new, count=state.count + 1)
+
+    return inner, update
+
+
+def _relative_rate(count, steps, warmup):
+    """From 0.1 to 1 in a straight line, then to 0.001 by half a cosine."""
+    rising = 0.1 + 0.9 * count / warmup
+    fraction = jnp.clip((count - warmup) / jnp.maximum(steps - warmup, 1), 0.0, 1.0)
+    return jnp.where(count < warmup, rising, 1e-3 + (1 - 1e-3) * (1 + jnp.cos(jnp.pi * fraction)) / 2)
 
 
 def fit(
@@ -99,6 +106,7 @@ def fit(
     steps: int,
     optimizer: optax.GradientTransformation,
     data: PyTree = None,
+    oracle: Oracle | None = None,
     batch: int = 256,
     validate: Callable[[PyTree, PyTree], Float[Array, "*more"]] | None = None,
     held_out: PyTree = None,
@@ -124,6 +132,8 @@ def fit(
         steps: number of steps.
         optimizer: any optax optimizer.
         data: pytree of arrays with a common leading axis; each step sees `batch` rows, by random permutations.
+        oracle: what each step asks before its loss is computed, in place of data. Steps are then dispatched one by one,
+            and their program does not depend on who answers: it is compiled once for all of them.
         validate: value to minimize, from the parameters and `held_out`, computed after each chunk; decides which
             parameters are returned. Of an array of values the first decides; the others are only recorded.
         chunk: steps per compiled call.
@@ -151,7 +161,7 @@ def fit(
         jax.ShapeDtypeStruct((), float) if validate is None else eqx.filter_eval_shape(validate, parameters, held_out)
     )
     state = _initial_state(arrays, optimizer, -(-steps // chunk), seen.shape, None if average is None else arrays)
-    run = _Chunk(loss, optimizer, validate, chunk, batch, steps, average)
+    run = Chunk(loss, optimizer.update, validate, chunk, jnp.asarray(steps), average)
     # Random numbers of a chunk derive from its number, so the state holds none.
     mark = fingerprint((jr.key_data(key), arrays, data, held_out), steps, chunk, batch)
     saved = Checkpoints(checkpoint, checkpoint_seconds, mark)
@@ -164,7 +174,8 @@ def fit(
             start = time.perf_counter()
             inputs = _inputs(key, state.chunk, data, chunk, batch)
             with _RUNNING:
-                state = jax.block_until_ready(_run(run, state, static, data, held_out, inputs))
+                state = run_chunk(run, state, static, data=data, held_out=held_out, inputs=inputs, oracle=oracle)
+                jax.block_until_ready(state)
             seconds.append(time.perf_counter() - start)
             _show(bar, state, run)
             reason = _reason(state, chunk, steps, patience)
@@ -175,67 +186,6 @@ def fit(
     done = int(state.chunk)
     losses, values = (_with_nan(array[:done]) for array in (state.losses, state.values))
     return Fit(eqx.combine(state.best, static), losses, values, np.array(seconds), taken, skipped, reason)
-
-
-class _Chunk(NamedTuple):
-    """What all chunks of a run share: static for the compiler."""
-
-    loss: Callable
-    optimizer: optax.GradientTransformation
-    validate: Callable | None
-    length: int
-    batch: int
-    steps: int
-    average: float | None
-
-
-@eqx.filter_jit
-def _run(run: _Chunk, state: State, static: PyTree, data: PyTree, held_out: PyTree, inputs: PyTree) -> State:
-    def loss(arrays, draw):
-        return run.loss(eqx.combine(arrays, static), draw)
-
-    def iterate(carry, inputs):
-        step, (key, index) = inputs
-        arrays, memory, average = carry
-        draw = Draw(key, step, jax.tree.map(lambda a: a[index], data))
-        value, gradient = jax.value_and_grad(loss)(arrays, draw)
-        updates, new_memory = run.optimizer.update(gradient, memory, arrays)
-        new_arrays = optax.apply_updates(arrays, updates)
-        # The decay grows from 0.1, so that the average forgets the initial parameters.
-        kept = jnp.minimum(run.average or 0.0, (1 + step) / (10 + step))
-        new = new_arrays, new_memory, _averaged(average, new_arrays, kept)
-        finite = jnp.isfinite(value + optax.tree.norm(gradient) + optax.tree.norm(updates))
-        within = step < run.steps
-        carry = jax.tree.map(lambda a, b: jnp.where(finite & within, a, b), new, carry)
-        return carry, (jnp.where(finite & within, value, 0.0), finite & within, within)
-
-    steps = state.chunk * run.length + jnp.arange(run.length)
-    carry = state.parameters, state.memory, state.average
-    (arrays, memory, average), (losses, finite, within) = lax.scan(iterate, carry, (steps, inputs))
-    # Infinity stands for "no value": NaN in a result would stop a run under JAX_DEBUG_NANS.
-    count = jnp.maximum(jnp.sum(finite), 1)
-    mean = jnp.where(jnp.any(finite), jnp.sum(losses) / count, jnp.inf)
-    candidate = arrays if run.average is None else average
-    values = mean if run.validate is None else run.validate(eqx.combine(candidate, static), held_out)
-    values = jnp.where(jnp.isnan(values), jnp.inf, values)
-    value = jnp.ravel(values)[0]
-    # Without validation the last parameters are returned, unless the loss has clearly risen since.
-    noise = jnp.sqrt(jnp.sum(jnp.where(finite, (losses - mean) ** 2, 0.0))) / count
-    better = value < state.best_value + (4 * noise if run.validate is None else 0.0)
-    missed = jnp.sum(within) - jnp.sum(finite)
-    return State(
-        arrays,
-        memory,
-        average,
-        jax.tree.map(lambda a, b: jnp.where(better, a, b), candidate, state.best),
-        jnp.fmin(value, state.best_value).astype(state.best_value.dtype),
-        state.chunk + 1,
-        state.skipped + missed,
-        jnp.where(better, 0, state.waited + 1),
-        (missed / jnp.sum(within)).astype(state.bad.dtype),
-        state.losses.at[state.chunk].set(mean.astype(state.losses.dtype)),
-        state.values.at[state.chunk].set(values.astype(state.values.dtype)),
-    )
 
 
 def _inputs(key, chunk, data, length, batch) -> tuple[PyTree, Int[Array, "steps batch"] | None]:
@@ -249,10 +199,6 @@ def _drawn(key, chunk, count, length, batch):
     # Not part of `_run`: random numbers take long to compile, and this program is the same for every model.
     step_key, row_key = jr.split(jr.fold_in(key, chunk))
     return jr.split(step_key, length), _rows(row_key, count, length, batch)
-
-
-def _averaged(average, arrays, kept):
-    return None if average is None else jax.tree.map(lambda a, b: kept * a + (1 - kept) * b, average, arrays)
 
 
 def _rows(key, count, length, batch):

@@ -1,0 +1,161 @@
+"""A chunk of training steps: compiled as one program, or step by step around something that answers questions."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import lax
+from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
+
+
+class Draw(NamedTuple):
+    """What a step's loss is computed from, besides the parameters."""
+
+    key: PRNGKeyArray
+    step: Int[Array, ""]
+    rows: PyTree
+
+
+class Oracle(NamedTuple):
+    """What the loss of a step needs and is not compiled with it, such as the log density of a user's model.
+
+    Attributes:
+        ask: from the parameters and a key to what is asked; compiled with the training.
+        answer: from what is asked to a tuple of answers; a function of its own. ``(asked, *answers)`` are the `rows` of
+            the step's `Draw`.
+        rows: shapes and types of these.
+    """
+
+    ask: Callable[[PyTree, PRNGKeyArray], Any]
+    answer: Callable[[Any], tuple]
+    rows: PyTree
+
+
+class State(eqx.Module):
+    """The complete state of a run: arrays only, so that a checkpoint restores it bit for bit."""
+
+    parameters: PyTree
+    memory: PyTree
+    average: PyTree
+    best: PyTree
+    best_value: Float[Array, ""]
+    chunk: Int[Array, ""]
+    skipped: Int[Array, ""]
+    waited: Int[Array, ""]
+    bad: Float[Array, ""]
+    losses: Float[Array, " n"]
+    values: Float[Array, "n *more"]
+
+
+class Chunk(NamedTuple):
+    """What all chunks of a run share.
+
+    Attributes:
+        loss: of the parameters and a `Draw`.
+        update: of an optax optimizer.
+        validate: of the parameters and held-out data.
+        length: steps of a chunk.
+        steps: steps of the whole run.
+        average: decay of the moving average of the parameters.
+    """
+
+    loss: Callable
+    update: Callable
+    validate: Callable | None
+    length: int
+    steps: Int[Array, ""]
+    average: float | None
+
+
+def run_chunk(
+    run: Chunk, state: State, static: PyTree, *, data: PyTree, held_out: PyTree, inputs: PyTree, oracle: Oracle | None
+) -> State:
+    """The state after a chunk of steps; `inputs` are a key and row numbers for each of them."""
+    if oracle is None:
+        return _run(run, state, static, data, held_out, inputs)
+    keys, first = inputs[0], state.chunk * run.length
+    carry, records = (state.parameters, state.memory, state.average), []
+    rows = jax.tree.map(lambda row: np.zeros(row.shape, row.dtype), oracle.rows)
+    # The step before the first changes nothing: it asks for the first.
+    for number in range(-1, run.length):
+        carry, record, asked = _step(run, oracle.ask, carry, static, keys, np.int32(number), first, rows)
+        rows = (asked, *oracle.answer(asked)) if number + 1 < run.length else rows
+        records.append(record)
+    gathered = [np.array(values) for values in zip(*jax.device_get(records[1:]), strict=True)]
+    return _end(run, state, static, held_out, carry, gathered)
+
+
+@eqx.filter_jit
+def _run(run: Chunk, state: State, static: PyTree, data: PyTree, held_out: PyTree, inputs: PyTree) -> State:
+    def iterate(carry, inputs):
+        step, (key, index) = inputs
+        draw = Draw(key, step, jax.tree.map(lambda a: a[index], data))
+        return _iterate(run, static, carry, draw, step < run.steps)
+
+    steps = state.chunk * run.length + jnp.arange(run.length)
+    carry = state.parameters, state.memory, state.average
+    carry, records = lax.scan(iterate, carry, (steps, inputs))
+    return _end_of_chunk(run, state, static, held_out, carry, records)
+
+
+@eqx.filter_jit
+def _step(run: Chunk, ask: Callable, carry, static, keys, number, first, rows):
+    """One step, and what is asked for the next."""
+    draw = Draw(keys[number], first + number, rows)
+    carry, record = _iterate(run, static, carry, draw, (number >= 0) & (draw.step < run.steps))
+    return carry, record, ask(eqx.combine(carry[0], static), keys[number + 1])
+
+
+@eqx.filter_jit
+def _end(run, state, static, held_out, carry, records):
+    return _end_of_chunk(run, state, static, held_out, carry, records)
+
+
+def _iterate(run: Chunk, static, carry, draw: Draw, is_within):
+    """A step of the optimizer; none if loss or gradient are not finite, or where the step is not within the run."""
+    arrays, memory, average = carry
+    value, gradient = jax.value_and_grad(lambda arrays: run.loss(eqx.combine(arrays, static), draw))(arrays)
+    updates, new_memory = run.update(gradient, memory, arrays)
+    new_arrays = optax.apply_updates(arrays, updates)
+    # The decay grows from 0.1, so that the average forgets the initial parameters.
+    kept = jnp.minimum(run.average or 0.0, (1 + draw.step) / (10 + draw.step))
+    new = new_arrays, new_memory, _averaged(average, new_arrays, kept)
+    finite = is_within & jnp.isfinite(value + optax.tree.norm(gradient) + optax.tree.norm(updates))
+    carry = jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, carry)
+    return carry, (jnp.where(finite, value, 0.0), finite, is_within)
+
+
+def _end_of_chunk(run: Chunk, state: State, static, held_out, carry, records) -> State:
+    (arrays, memory, average), (losses, finite, within) = carry, records
+    # Infinity stands for "no value": NaN in a result would stop a run under JAX_DEBUG_NANS.
+    count = jnp.maximum(jnp.sum(finite), 1)
+    mean = jnp.where(jnp.any(finite), jnp.sum(losses) / count, jnp.inf)
+    candidate = arrays if run.average is None else average
+    values = mean if run.validate is None else run.validate(eqx.combine(candidate, static), held_out)
+    values = jnp.where(jnp.isnan(values), jnp.inf, values)
+    value = jnp.ravel(values)[0]
+    # Without validation the last parameters are returned, unless the loss has clearly risen since.
+    noise = jnp.sqrt(jnp.sum(jnp.where(finite, (losses - mean) ** 2, 0.0))) / count
+    better = value < state.best_value + (4 * noise if run.validate is None else 0.0)
+    missed = jnp.sum(within) - jnp.sum(finite)
+    return State(
+        arrays,
+        memory,
+        average,
+        jax.tree.map(lambda a, b: jnp.where(better, a, b), candidate, state.best),
+        jnp.fmin(value, state.best_value).astype(state.best_value.dtype),
+        state.chunk + 1,
+        state.skipped + missed,
+        jnp.where(better, 0, state.waited + 1),
+        (missed / jnp.sum(within)).astype(state.bad.dtype),
+        state.losses.at[state.chunk].set(mean.astype(state.losses.dtype)),
+        state.values.at[state.chunk].set(values.astype(state.values.dtype)),
+    )
+
+
+def _averaged(average, arrays, kept):
+    return None if average is None else jax.tree.map(lambda a, b: kept * a + (1 - kept) * b, average, arrays)
