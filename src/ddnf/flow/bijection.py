@@ -210,9 +210,24 @@ class DDNF(BatchedBijection):
             >>> DDNF(jr.key(0), 2, inverse="reverse").with_inverse("exact").inversion
             'exact'
         """
+        return self._with(inversion=inverse)
+
+    def with_steps(self, steps: int) -> "DDNF":
+        """The same fields, integrated with another number of steps: more of them for a flow that folds.
+
+        Example:
+            >>> import jax.random as jr
+            >>> DDNF(jr.key(0), 2, steps=2).with_steps(4).steps
+            4
+        """
+        check_count(steps=steps)
+        return self._with(steps=steps)
+
+    def _with(self, **fields) -> "DDNF":
         leaves, structure = jax.tree.flatten(self)
         other = jax.tree.unflatten(structure, leaves)
-        object.__setattr__(other, "inversion", inverse)
+        for name, value in fields.items():
+            object.__setattr__(other, name, value)
         return other
 
     def transform_with_score(

@@ -6,10 +6,12 @@ import numpy as np
 from flowjax.bijections import AbstractBijection
 from jaxtyping import Float, PRNGKeyArray
 
-from ddnf.posterior.evaluate import Base, clean, draw
+from ddnf.posterior.evaluate import Base, clean, draw_in_parts
 from ddnf.posterior.importance import effective_share, psis
 from ddnf.posterior.target import Target
 
+# Draws of a diagnosis in the course of a fit, and of the last one.
+QUICKLY = 2000
 EVALUATED = 10_000
 KHAT = 0.7
 # k-hat is an estimate with noise: training goes on until it is clearly below the limit.
@@ -69,9 +71,11 @@ class Sample(NamedTuple):
     log_weights: Float[np.ndarray, " n"]
 
 
-def evaluate(key: PRNGKeyArray, flow: AbstractBijection, target: Target, *, base: Base | None = None) -> Sample:
-    """Draws 10,000 points of a fit and weighs them by the target."""
-    z, log_q = (np.asarray(array, float) for array in draw(flow, key, EVALUATED, base=base))
+def evaluate(
+    key: PRNGKeyArray, flow: AbstractBijection, target: Target, *, base: Base | None = None, n: int = EVALUATED
+) -> Sample:
+    """Draws points of a fit and weighs them by the target."""
+    z, log_q = (np.asarray(array, float) for array in draw_in_parts(flow, key, n, base=base))
     return Sample(z, log_q, clean(target.programs.values(z) - log_q))
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import jax.random as jr
 import numpy as np
 from flowjax.bijections import AbstractBijection
 from flowjax.distributions import AbstractDistribution, Transformed
@@ -15,6 +16,7 @@ from ddnf.flow import batch
 from ddnf.flow.random import normal_log_prob, normals
 
 _BATCH = 500
+_DRAWN = 2000
 
 
 class LostFitError(ValueError):
@@ -41,6 +43,24 @@ def draw(
         ((5, 2), (5,))
     """
     return _draw(flow, base, key, n)
+
+
+def draw_in_parts(
+    flow: AbstractBijection, key: PRNGKeyArray, n: int, *, base: Base | None = None
+) -> tuple[Float[np.ndarray, "n dim"], Float[np.ndarray, " n"]]:
+    """As `draw`, with one compiled program for every n; fewer draws are the first of more.
+
+    Example:
+        >>> import ddnf, jax.random as jr
+        >>> flow = ddnf.DDNF(jr.key(0), 2)
+        >>> few, many = (draw_in_parts(flow, jr.key(1), n)[0] for n in (5, 3000))
+        >>> many.shape, bool((few == many[:5]).all())
+        ((3000, 2), True)
+    """
+    keys = (jr.fold_in(key, number) for number in range(-(-n // _DRAWN)))
+    parts = [draw(flow, part, _DRAWN, base=base) for part in keys]
+    z, log_q = (np.concatenate([np.asarray(array) for array in arrays])[:n] for arrays in zip(*parts, strict=True))
+    return z, log_q
 
 
 @eqx.filter_jit

@@ -73,7 +73,7 @@ def _draws(posterior: "Posterior", key, n) -> tuple[np.ndarray, dict[str, np.nda
         if target is None:
             return z, {}
         return z, {"lp": target.programs.values(z.reshape(-1, z.shape[-1])).reshape(z.shape[:2])}
-    z, log_q = evaluate.draw(posterior.flow, key, n, base=posterior.base)
+    z, log_q = evaluate.draw_in_parts(posterior.flow, key, n, base=posterior.base)
     stats = {"log_q": log_q}
     if target is not None:
         lp = target.programs.values(z)

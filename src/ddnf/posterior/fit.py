@@ -53,7 +53,7 @@ def fit_posterior(
         target: a `Target`, from `from_numpyro`, `from_pymc` or a log density.
         flow: a bijection (dim,) -> (dim,) to train instead of the default for this dimension.
         steps: training steps of each round; None for 600 in the first, 2,500 in later ones.
-        batch: draws per step.
+        batch: draws per step; twice as many for a larger flow.
         learning_rate: peak learning rate of Adam; None for 0.02, less in more than 20 dimensions.
         rounds: maximum number of rounds of training.
         searches: number of random starts of the search for modes.
@@ -90,8 +90,8 @@ def fit_posterior(
     check_count(steps=steps, batch=batch, rounds=rounds, searches=searches)
     end = resolve_end(end, target.dim)
     rest = end, gradient, temper, regularizer, checkpoint, exact, progress
-    settings = Settings(target, flow, steps, batch, rounds, searches, *rest, *jr.split(key, 4))
     rate = default_learning_rate(target.dim) if learning_rate is None else learning_rate
+    settings = Settings(target, flow, steps, batch, rate, rounds, searches, *rest, *jr.split(key, 4))
     state = State(settings, Search(target), rate)
     while (decision := next_stage(state)).stage is not None:
         state = run_stage(state, decision)

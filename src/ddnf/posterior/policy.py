@@ -10,7 +10,7 @@ import numpy as np
 
 from ddnf.posterior.issues import find_issues
 from ddnf.posterior.log import Log, Row
-from ddnf.posterior.stages import check, enlarge, find_modes, fit_base, join, polish, train, uses_default_flow
+from ddnf.posterior.stages import check, enlarge, find_modes, fit_base, join, polish, train, unfold, uses_default_flow
 from ddnf.posterior.state import Candidate, State
 
 # A further round of the same training is worth its time if this ESS is near, or if the last one raised the ELBO.
@@ -20,7 +20,7 @@ _SMALL_GAIN = 0.002
 # How often Gaussians at missed mass may join the base.
 _JOINS = 3
 # With a lower ESS than this, a larger flow comes before the chains.
-_POOR = 0.01
+_POOR = 0.1
 
 Stage = Callable[[State], State]
 
@@ -67,7 +67,7 @@ def _next_training(state: State) -> Decision | str:
     if state.failed and state.failed[-1].endswith(f"flow {state.rounds}"):
         return _restart(state, name, 10, "not finite")
     if last is None or not last.is_sound:
-        return _restart(state, name, 4, "folds")
+        return _after_folds(state, name)
     if state.candidates[0].stage == "base" and last.rank < state.candidates[0].rank:
         return _restart(state, name, 4, "worse than base")
     if settings.exact == "never":
@@ -76,6 +76,13 @@ def _next_training(state: State) -> Decision | str:
     elif last.diagnosis.ess < _NEARLY_GOOD or _gain(state.candidates) < _SMALL_GAIN:
         return "not good"
     return Decision(partial(train, name=name), name, "not good yet, train")
+
+
+def _after_folds(state: State, name: str) -> Decision:
+    """A flow of ours goes on with smaller steps, which fold less; if it folds again, or is the user's, it restarts."""
+    if not uses_default_flow(state) or state.is_finer:
+        return _restart(state, name, 4, "folds")
+    return Decision(lambda state: train(unfold(state), name=name), name, "folds, go on with twice the steps")
 
 
 def _next_polish(state: State, reason: str) -> Decision:

@@ -120,15 +120,17 @@ def run_polish(key: PRNGKeyArray, space: Space, *, draws: int, progress: bool) -
             spent += transitions * CHAINS * (latest.length + 1)
             bar.update()
             bar.set_postfix_str(f"R-hat {latest.convergence.rhat.max():.3f}, ESS {latest.ess:.0f}")
-            left = (_MOST_GRADIENTS - spent) // (CHAINS * (latest.length + 1)) // CHUNK * CHUNK
-            is_enough = latest.is_converged and latest.ess >= _ENOUGH_ESS
-            if is_enough or left < latest.transitions or number == _RUNS - 1:
-                break
             lengths[latest.length] = latest.efficiency
+            following, length = kernel, latest.length
             if not latest.is_converged or is_tuning:
-                kernel = _whitened(kernel, latest)
-                kernel = kernel._replace(length=jnp.asarray(_next_length(lengths, latest.length)))
-            transitions = min(_next_transitions(latest, is_tuning), left)
+                length = _next_length(lengths, latest.length)
+                following = _whitened(kernel, latest)._replace(length=jnp.asarray(length))
+            left = (_MOST_GRADIENTS - spent) // (CHAINS * (length + 1)) // CHUNK * CHUNK
+            is_enough = latest.is_converged and latest.ess >= _ENOUGH_ESS
+            # A shorter run than this one would not be better.
+            if is_enough or left < max(latest.transitions, 1) or number == _RUNS - 1:
+                break
+            kernel, transitions = following, min(_next_transitions(latest, is_tuning), left)
     assert latest is not None
     return _thinned(latest, kernel, position, draws, spent)
 

@@ -25,7 +25,7 @@ _VALUES = 500
 _GRADIENTS = 32
 _KEPT = 64
 # Rows of data times points that are computed at once: intermediate results of more would not fit into memory.
-_LARGEST = 2**23
+_LARGEST = 2**24
 
 
 class Density(eqx.Module):
@@ -87,7 +87,7 @@ class Programs:
             jaxpr, arrays = self.density.jaxpr, self.density.arrays
             (dim,) = jaxpr.invars[0].aval.shape
             point = jax.ShapeDtypeStruct((*batch, dim), self._dtype)
-            most = max(1, _LARGEST // max((array.size for array in arrays), default=1))
+            most = max(1, _LARGEST // max((max(array.shape, default=1) for array in arrays), default=1))
             compiled = _compiled(lambda arrays, z: function(Density(jaxpr, arrays), z, most), arrays, point)
             self._programs[name] = lambda z: compiled(arrays, z)
         return self._programs[name]

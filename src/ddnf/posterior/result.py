@@ -113,7 +113,7 @@ class Posterior:
         check_key(key)
         check_count(n=n)
         if self.chains is None:
-            return evaluate.draw(self.flow, key, n, base=self.base)[0]
+            return jnp.asarray(evaluate.draw_in_parts(self.flow, key, n, base=self.base)[0])
         stored = self.chains.z.reshape(-1, self.dim)
         if n <= len(stored):
             return jnp.asarray(stored[generator(key).choice(len(stored), n, replace=False)])
@@ -242,7 +242,7 @@ class Posterior:
 
     def _weighted_sample(self, key, n):
         target = self._known_target()
-        z, log_q = evaluate.draw(self.flow, key, n, base=self.base)
+        z, log_q = evaluate.draw_in_parts(self.flow, key, n, base=self.base)
         return z, log_q, evaluate.clean(target.programs.values(z) - np.asarray(log_q, float))
 
     def _weighted(self, key, n):

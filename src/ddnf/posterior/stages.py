@@ -19,7 +19,7 @@ from ddnf.flow.folds import folded_share
 from ddnf.flow.parts import as_exact
 from ddnf.flow.scaling import ScalingField
 from ddnf.posterior.bridge import bridge
-from ddnf.posterior.diagnosis import EVALUATED, GOOD_KHAT, KHAT, Sample, diagnose_sample, evaluate
+from ddnf.posterior.diagnosis import EVALUATED, GOOD_KHAT, KHAT, QUICKLY, Sample, diagnose_sample, evaluate
 from ddnf.posterior.evaluate import LostFitError
 from ddnf.posterior.hmc import Space
 from ddnf.posterior.importance import psis
@@ -73,7 +73,7 @@ def _refined(state: State) -> State:
             break
         candidate = state.candidates[-1]
         diagnosis = candidate.diagnosis
-        is_known = diagnosis.khat < KHAT and diagnosis.ess * EVALUATED > 20 * dim
+        is_known = diagnosis.khat < KHAT and diagnosis.ess * QUICKLY > 10 * dim
         moments = _corrected(candidate, state.whitening) if is_known and not diagnosis.is_good else None
         if moments is None:
             break
@@ -109,6 +109,20 @@ def _with_flow(state: State, flow: AbstractBijection) -> State:
     return dataclasses.replace(state, initial=initial, trained=initial)
 
 
+def unfold(state: State) -> State:
+    """The default flow integrated with twice as many steps, which go on training from where it is."""
+    assert isinstance(state.initial, Chain) and isinstance(state.trained, Chain)
+    initial, trained = (
+        Chain([_finer(flow.bijections[0]), flow.bijections[1]]) for flow in (state.initial, state.trained)
+    )
+    rate = state.learning_rate / 2
+    return dataclasses.replace(state, initial=initial, trained=trained, learning_rate=rate, is_finer=True)
+
+
+def _finer(flow):
+    return flow.with_steps(2 * flow.steps)
+
+
 def train(state: State, *, name: str, restart_rate: float | None = None) -> State:
     """One round of training of the flow and its affine end; from the beginning if it restarts with another rate."""
     s, first = state.settings, state.rounds == 0
@@ -121,11 +135,12 @@ def train(state: State, *, name: str, restart_rate: float | None = None) -> Stat
     temper = (0.3 if len(state.modes) > 1 and state.base is None else 0.0) if s.temper is None else s.temper
     is_wide = bool(state.candidates) and not first and state.candidates[-1].diagnosis.khat >= GOOD_KHAT
     gradient = best_gradient(state.initial) if s.gradient is None else s.gradient
+    batch = 2 * s.batch if state.is_enlarged else s.batch
     objective = ReverseKL(
         s.target.programs.density,
         state.whitening,
         s.regularizer,
-        s.batch,
+        batch,
         gradient,
         int(temper * steps) if first else 0,
         jnp.asarray(1.5 if is_wide else 1.0),
@@ -151,7 +166,7 @@ def train(state: State, *, name: str, restart_rate: float | None = None) -> Stat
         failed=state.failed + ((name,) if result.reason == loop.TOO_MANY_BAD else ()),
         losses=(*state.losses, result.losses),
         seconds=(*state.seconds, result.seconds),
-        gradients=state.gradients + result.steps * s.batch,
+        gradients=state.gradients + result.steps * batch,
     )
     return _with_candidate(state, name, result.skipped)
 
@@ -169,9 +184,14 @@ def _checkpoint(state: State) -> str | None:
 
 
 def check(state: State) -> State:
-    """All diagnoses of the best candidate."""
+    """All diagnoses of the best candidate, by more draws than in the course of the fit."""
     s = state.settings
     best = state.best if state.exact is None else state.exact.candidate
+    if len(best.sample.z) < EVALUATED:
+        sample = evaluate(s.check_key, best.flow, s.target, base=best.base)
+        confirmed = best._replace(sample=sample, diagnosis=diagnose_sample(sample))
+        state = _with_confirmed(state, best, confirmed)
+        best = confirmed
     sample = best.sample if state.exact is None else _sample_of(state.exact, s)
     losses = np.concatenate(state.losses) if state.losses else np.zeros(0)
     evidence = gather_evidence(
@@ -186,6 +206,12 @@ def check(state: State) -> State:
         probes=None if state.exact is None else _chain_points(state.exact.chains),
     )
     return dataclasses.replace(state, evidence=evidence, gradients=state.gradients + evidence.drift.gradients)
+
+
+def _with_confirmed(state: State, known: Candidate, confirmed: Candidate) -> State:
+    candidates = tuple(confirmed if one is known else one for one in state.candidates)
+    polished = tuple(one._replace(candidate=confirmed) if one.candidate is known else one for one in state.polished)
+    return dataclasses.replace(state, candidates=candidates, polished=polished)
 
 
 def _chain_points(chains: Chains) -> Array:
@@ -222,8 +248,9 @@ def enlarge(state: State) -> State:
     state = _with_flow(dataclasses.replace(state, whitening=whiten), larger_flow(s.flow_key, s.target.dim))
     return dataclasses.replace(
         state,
-        learning_rate=state.learning_rate / 2,
+        learning_rate=s.learning_rate / 2,
         is_enlarged=True,
+        is_finer=False,
         is_polished=False,
         rounds=0,
         failed=(),
@@ -265,6 +292,7 @@ def join(state: State) -> State:
         rounds=0,
         failed=(),
         is_enlarged=False,
+        is_finer=False,
         is_polished=False,
         polished=(),
     )
@@ -325,7 +353,7 @@ def resolve_end(end, dim: int) -> End | None:
 def _with_candidate(state: State, name: str, skipped: int) -> State:
     s, flow = state.settings, _merged_flow(state.trained, state.whitening)
     try:
-        sample = evaluate(s.check_key, flow, s.target, base=state.base)
+        sample = evaluate(s.check_key, flow, s.target, base=state.base, n=QUICKLY)
     except LostFitError:
         return dataclasses.replace(state, failed=state.failed if name == "base" else (*state.failed, name))
     is_sound = folded_share(flow, probe_points(s.check_key, s.target.dim, state.base)) == 0

@@ -30,6 +30,7 @@ class Settings:
     flow: AbstractBijection | None
     steps: int | None
     batch: int
+    learning_rate: float
     rounds: int
     searches: int
     end: End | None
@@ -94,6 +95,7 @@ class State:
         candidates: the fit after each stage, without those that have no density at all.
         rounds: rounds of training of this flow so far.
         is_enlarged: whether a larger flow has taken the place of the default one.
+        is_finer: whether this flow has twice the steps that it began with.
         polished: Markov chains, at most one set for each of these flows.
         is_polished: whether chains have run through this flow.
         failed: names of the rounds that stopped because most steps were not finite, or ended with no density.
@@ -115,6 +117,7 @@ class State:
     candidates: tuple[Candidate, ...] = ()
     rounds: int = 0
     is_enlarged: bool = False
+    is_finer: bool = False
     polished: tuple[Polished, ...] = ()
     is_polished: bool = False
     failed: tuple[str, ...] = ()
