@@ -3,7 +3,7 @@ import argparse
 import warnings
 
 parser = argparse.ArgumentParser(description="The eight schools as a PyMC model.")
-parser.add_argument("--steps", type=int, default=2500, help="training steps per round")
+parser.add_argument("--steps", type=int, default=None, help="training steps per round")
 parser.add_argument("--draws", type=int, default=4000, help="posterior draws")
 options = parser.parse_args()
 warnings.filterwarnings("ignore", category=FutureWarning)

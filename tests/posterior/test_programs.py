@@ -1,5 +1,8 @@
 """Compiled programs of a target: data are arguments, and programs of the same form are shared."""
 
+import pickle
+from copy import deepcopy
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -85,6 +88,18 @@ def test_many_rows_are_computed_in_parts(monkeypatch):
     monkeypatch.setattr(programs, "_LARGEST", 10_000)
     for a, b in zip(Programs(regression(1000), 3).gradients(z), whole, strict=True):
         assert_allclose(a, b, rtol=1e-10)
+
+
+def bowl(z):
+    return -jnp.sum(z**2) / 2
+
+
+def test_a_used_target_can_be_copied_and_passed_to_jit():
+    target = ddnf.Target(bowl, 2)
+    target.programs.values(np.ones((1, 2)))
+    for copy in (target, pickle.loads(pickle.dumps(target)), deepcopy(target)):
+        assert eqx.filter_jit(lambda target, z: target.log_density(z))(copy, jnp.ones(2)) == -1.0
+        assert copy.programs.values(np.ones((1, 2)))[0] == -1.0
 
 
 def test_training_beside_the_target_is_that_of_one_program():

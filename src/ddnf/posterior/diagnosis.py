@@ -16,7 +16,7 @@ EVALUATED = 10_000
 KHAT = 0.7
 # k-hat is an estimate with noise: training goes on until it is clearly below the limit.
 GOOD_KHAT = 0.6
-_NEARLY_EQUAL = 0.995
+_NEARLY_EQUAL = 0.99
 
 
 class Diagnosis(NamedTuple):

@@ -32,6 +32,18 @@ class Details(NamedTuple):
     predict: Callable[[PRNGKeyArray, dict[str, Any]], dict[str, Any]]
 
 
+class _Cache(dict):
+    """Compiled programs of one target: hashed by identity, and left behind when the target is copied or pickled."""
+
+    __hash__ = object.__hash__  # pyright: ignore[reportAssignmentType]
+
+    def __eq__(self, other):
+        return self is other
+
+    def __reduce__(self):
+        return _Cache, ()
+
+
 class Target(eqx.Module):
     """A density on R^dim, known up to a constant factor.
 
@@ -59,7 +71,7 @@ class Target(eqx.Module):
     unconstrain: Callable[[Any], Array] | None
     sites: Callable[[], tuple[Site, ...]] | None
     details: Callable[[], Details] | None
-    _programs: dict[Any, Any] = eqx.field(static=True, repr=False)
+    _programs: _Cache = eqx.field(static=True, repr=False)
 
     def __init__(
         self,
@@ -79,7 +91,7 @@ class Target(eqx.Module):
         self.log_density, self.dim = log_density, dim
         self.constrain, self.initial = constrain, initial
         self.unconstrain, self.sites, self.details = unconstrain, sites, details
-        self._programs = {}
+        self._programs = _Cache()
         self._check()
 
     @property
