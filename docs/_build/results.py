@@ -125,8 +125,12 @@ def _posteriors() -> str:
         if not found:
             return ""
         # The worst of all seeds; an error that is not finite is null in JSON.
-        worst = [max((row[key] for row in found if row[key] is not None), default=None) for key in ("mean", "deviation")]
-        errors = [formatted(dict(value=v), "value", form) or "NaN" for v, form in zip(worst, (".3f", ".1%"), strict=True)]
+        worst = [
+            max((row[key] for row in found if row[key] is not None), default=None) for key in ("mean", "deviation")
+        ]
+        errors = [
+            formatted(dict(value=v), "value", form) or "NaN" for v, form in zip(worst, (".3f", ".1%"), strict=True)
+        ]
         verdicts = " ".join(row["verdict"] for row in found)
         return f"{verdicts}; {', '.join(errors)}; {max(row['seconds'] for row in found):.0f} s"
 
@@ -144,7 +148,47 @@ for any method.
 {markdown_table(("posterior", *methods), rows)}
 
 From `{record["command"]}` (`results/posteriors.json`).
+
+{_waiting()}
+
+{_honesty()}
 """
+
+
+def _waiting() -> str:
+    record = _record("waiting")
+    cells = {(row["posterior"], row["cores"], row["caches"], row["method"]): row for row in record["rows"]}
+    columns = sorted({key[1:3] for key in cells}, reverse=True)
+    names = list(dict.fromkeys(key[0] for key in cells))
+    rows = [(n, *(f"{cells[n, *c, m]['seconds']:.1f} s" for c in columns for m in ("ours", "nutpie"))) for n in names]
+    header = [
+        f"{m}, {caches}, {cores} core{'s' * (cores > 1)}" for cores, caches in columns for m in ("ours", "nutpie")
+    ]
+    return f"""## How long a user waits
+
+From the model to 10,000 draws, beside nutpie with the same models in PyMC, each in a fresh process, imports not counted. Warm: compiled programs are
+on disk, for nutpie those of the same model, for ours those of another model of the same dimension (`ddnf.cache_compilation()`).
+
+{markdown_table(("posterior", *header), rows)}
+
+From `{record["command"]}` (`results/waiting.json`), medians."""
+
+
+def _honesty() -> str:
+    record = _record("honesty")
+    verdicts = list(dict.fromkeys(verdict for counts in record["summary"].values() for verdict in counts))
+    rows = [
+        (kind, *(str(counts.get(verdict, 0)) for verdict in verdicts)) for kind, counts in record["summary"].items()
+    ]
+    return f"""## Does it say so when it is wrong?
+
+Fits of deliberately hard targets (steps, narrow in broad, far modes, funnels, heavy tails, improper ones, wrong gradients, NaN) and of easy ones.
+A fit is wrong if a mean is off by more than 0.1 deviations or a deviation by more than 10 %, plus three Monte Carlo errors; it is SILENT if it is
+wrong and nothing said so. A false alarm is an issue of a fit that is right.
+
+{markdown_table(("targets", *verdicts), rows)}
+
+From `{record["command"]}` (`results/honesty.json`). The checks were tuned on targets of these kinds."""
 
 
 def _densities() -> str:

@@ -61,7 +61,7 @@ def _next_training(state: State) -> Decision | str:
         return "good"
     if state.rounds == settings.rounds:
         return "no round left"
-    name = f"{'larger flow' if state.is_enlarged else 'flow'} {state.rounds + 1}"
+    name = _round_name(state)
     if state.rounds == 0:
         return Decision(partial(train, name=name), name, "train")
     if state.failed and state.failed[-1].endswith(f"flow {state.rounds}"):
@@ -76,6 +76,10 @@ def _next_training(state: State) -> Decision | str:
     elif last.diagnosis.ess < _NEARLY_GOOD or _gain(state.candidates) < _SMALL_GAIN:
         return "not good"
     return Decision(partial(train, name=name), name, "not good yet, train")
+
+
+def _round_name(state: State) -> str:
+    return f"{'larger flow' if state.is_enlarged else 'flow'} {state.rounds + 1}"
 
 
 def _after_folds(state: State, name: str) -> Decision:
@@ -104,8 +108,12 @@ def _after_check(state: State) -> Decision:
     missed, settings = state.evidence.missed, state.settings
     if missed and uses_default_flow(state) and state.joined < _JOINS:
         return Decision(join, f"join {state.joined + 1}", f"{missed[0].share:.0%} of the mass missed, join it")
-    if settings.exact == "auto" and not state.polished and find_issues(state.evidence):
-        return _next_polish(state, "issues found")
+    if not state.polished and find_issues(state.evidence):
+        if state.rounds < settings.rounds and uses_default_flow(state):
+            name = _round_name(state)
+            return Decision(partial(train, name=name), name, "issues found, train")
+        if settings.exact == "auto":
+            return _next_polish(state, "issues found")
     return Decision(None, "", f"return {state.best.stage if state.exact is None else 'chains'}")
 
 

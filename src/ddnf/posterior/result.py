@@ -242,7 +242,7 @@ class Posterior:
 
     def _weighted_sample(self, key, n):
         target = self._known_target()
-        z, log_q = evaluate.draw_in_parts(self.flow, key, n, base=self.base)
+        z, log_q = map(jnp.asarray, evaluate.draw_in_parts(self.flow, key, n, base=self.base))
         return z, log_q, evaluate.clean(target.programs.values(z) - np.asarray(log_q, float))
 
     def _weighted(self, key, n):

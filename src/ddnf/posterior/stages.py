@@ -163,6 +163,7 @@ def train(state: State, *, name: str, restart_rate: float | None = None) -> Stat
         state,
         trained=result.parameters,
         rounds=state.rounds + 1,
+        evidence=None,
         failed=state.failed + ((name,) if result.reason == loop.TOO_MANY_BAD else ()),
         losses=(*state.losses, result.losses),
         seconds=(*state.seconds, result.seconds),
