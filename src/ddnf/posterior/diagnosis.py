@@ -16,7 +16,7 @@ EVALUATED = 10_000
 KHAT = 0.7
 # k-hat is an estimate with noise: training goes on until it is clearly below the limit.
 GOOD_KHAT = 0.6
-_NEARLY_EQUAL = 0.99
+_NEARLY_EQUAL = 0.999
 
 
 class Diagnosis(NamedTuple):
@@ -49,18 +49,9 @@ class Diagnosis(NamedTuple):
     @property
     def is_good(self) -> bool:
         """Whether more training would not change what a user looks at."""
-        is_light = self.khat < largest_khat(self.ess, GOOD_KHAT)
-        return is_light and self.ess > 0.985 and self.mean_shift < 0.02 and self.deviation_shift < 0.02
-
-
-def largest_khat(ess: float, limit: float) -> float:
-    """The largest k-hat that does no harm: `limit`, or 1 where weights are nearly equal and have hardly a tail.
-
-    Example:
-        >>> largest_khat(0.9, 0.7), largest_khat(0.999, 0.7)
-        (0.7, 1.0)
-    """
-    return 1.0 if ess > _NEARLY_EQUAL else limit
+        # Nearly equal weights have hardly a tail to estimate k-hat from.
+        limit = KHAT if self.ess > _NEARLY_EQUAL else GOOD_KHAT
+        return self.khat < limit and self.ess > 0.985 and self.mean_shift < 0.02 and self.deviation_shift < 0.02
 
 
 class Sample(NamedTuple):

@@ -52,7 +52,7 @@ def fit_posterior(
         key: random key.
         target: a `Target`, from `from_numpyro`, `from_pymc` or a log density.
         flow: a bijection (dim,) -> (dim,) to train instead of the default for this dimension.
-        steps: training steps of each round; None for 600 in the first, 2,500 in later ones.
+        steps: training steps of each round; None for 2,500, and 600 in the first round above two dimensions.
         batch: draws per step; twice as many for a larger flow.
         learning_rate: peak learning rate of Adam; None for 0.02, less in more than 20 dimensions.
         rounds: maximum number of rounds of training.

@@ -17,9 +17,9 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from ddnf.flow.random import generator
 from ddnf.posterior import evaluate
 from ddnf.posterior.bridge import bridge
-from ddnf.posterior.diagnosis import EVALUATED, KHAT, Sample, largest_khat
+from ddnf.posterior.diagnosis import EVALUATED, KHAT, Sample
 from ddnf.posterior.hmc import Space
-from ddnf.posterior.importance import effective_share, psis
+from ddnf.posterior.importance import psis
 from ddnf.posterior.issues import chain_issues
 from ddnf.posterior.log import Log
 from ddnf.posterior.mixture import ModeMixture
@@ -179,7 +179,7 @@ class Posterior:
         key, pick = jr.split(key)
         z, log_weights = self._weighted(key, max(25, n if weighted else 4 * n))
         smoothed = psis(log_weights)
-        if smoothed.khat > largest_khat(effective_share(log_weights), KHAT):
+        if smoothed.khat > KHAT:
             message = f"k-hat is {smoothed.khat:.2f}, above {KHAT}: importance weights cannot be trusted here."
             warnings.warn(message, RuntimeWarning, stacklevel=2)
         weights = np.exp(smoothed.log_weights)

@@ -123,7 +123,7 @@ def _finer(flow):
     return flow.with_steps(2 * flow.steps)
 
 
-def train(state: State, *, name: str, restart_rate: float | None = None) -> State:
+def train(state: State, *, name: str, restart_rate: float | None = None, is_confirmed: bool = False) -> State:
     """One round of training of the flow and its affine end; from the beginning if it restarts with another rate."""
     s, first = state.settings, state.rounds == 0
     if state.initial is None:
@@ -131,7 +131,7 @@ def train(state: State, *, name: str, restart_rate: float | None = None) -> Stat
     if restart_rate is not None:
         state = dataclasses.replace(state, trained=state.initial, learning_rate=restart_rate)
     assert state.trained is not None and state.initial is not None
-    steps = s.steps if s.steps is not None else (STEPS if state.rounds or state.is_enlarged else FIRST_STEPS)
+    steps = s.steps if s.steps is not None else _default_steps(state)
     temper = (0.3 if len(state.modes) > 1 and state.base is None else 0.0) if s.temper is None else s.temper
     is_wide = bool(state.candidates) and not first and state.candidates[-1].diagnosis.khat >= GOOD_KHAT
     gradient = best_gradient(state.initial) if s.gradient is None else s.gradient
@@ -164,12 +164,18 @@ def train(state: State, *, name: str, restart_rate: float | None = None) -> Stat
         trained=result.parameters,
         rounds=state.rounds + 1,
         evidence=None,
+        is_confirmed=state.is_confirmed or is_confirmed,
         failed=state.failed + ((name,) if result.reason == loop.TOO_MANY_BAD else ()),
         losses=(*state.losses, result.losses),
         seconds=(*state.seconds, result.seconds),
         gradients=state.gradients + result.steps * batch,
     )
     return _with_candidate(state, name, result.skipped)
+
+
+def _default_steps(state: State) -> int:
+    is_short = state.rounds == 0 and not state.is_enlarged and state.settings.target.dim > 2
+    return FIRST_STEPS if is_short else STEPS
 
 
 def _oracle(objective: PathGradient, target: Target) -> loop.Oracle:
