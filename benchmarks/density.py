@@ -1,6 +1,6 @@
 """Densities of real tables: `fit_density` with its defaults, FlowJAX's flows, mixtures, kernels, on the same rows.
 
-python benchmarks/density.py --data FOLDER [--out results/density.json] [--tables power] [--methods ours] [--seeds 0 1 2]
+python benchmarks/density.py --data FOLDER [--out results/density.json] [--tables power] [--methods ours] [--seeds 0 1]
 
 The seed decides the split of the rows, the noise and the fit. POWER is the excerpt of 34 days (columns, noise as for
 MAF's POWER; not comparable with published results); MINIBOONE is trained on MAF's validation rows and tested on its

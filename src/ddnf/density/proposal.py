@@ -36,14 +36,11 @@ def fit_proposal(rng: np.random.Generator, real: Float[np.ndarray, "n dim"]) -> 
     scale = np.maximum(high - low, 1e-12) / 3.3
     v = np.clip((real - shift) / scale, -30, 30)
     mixture = fit_mixture(rng, v, int(np.clip(len(v) // (20 * v.shape[1]), 1, 16)))
-    factors = np.asarray(jnp.tril(mixture.factors, -1), float)
-    factors = factors + np.exp(np.asarray(mixture.log_diagonals, float))[:, :, None] * np.eye(v.shape[1])
-    inverse = np.linalg.inv(factors)
+    inverse = np.linalg.inv(mixture.factors)
     covariances = _BROADER * inverse @ np.swapaxes(inverse, 1, 2)
-    weights = np.exp(np.asarray(mixture.logits, float))
-    weights = np.append((1 - _WIDE_SHARE) * weights / weights.sum(), _WIDE_SHARE)
+    weights = np.append((1 - _WIDE_SHARE) * mixture.weights / mixture.weights.sum(), _WIDE_SHARE)
     wide = _WIDE * (np.atleast_2d(np.cov(v.T)) + 1e-6 * np.eye(v.shape[1]))
-    means = np.vstack([np.asarray(mixture.centres, float), v.mean(axis=0)])
+    means = np.vstack([mixture.means, v.mean(axis=0)])
     return Proposal(shift, scale, np.log(weights), means, np.concatenate([covariances, wide[None]]))
 
 

@@ -44,7 +44,8 @@ class Density:
         log_likelihood: mean log-likelihood of held-out rows. Held-out rows also decide when training stops; the value
             is cross-fitted, so that no row judges a decision in which it had a say (`ddnf.density.holdout`).
         train_log_likelihood: mean log-likelihood of the training rows.
-        losses, values: negative log-likelihood in training and on the held-out rows after each chunk of training.
+        losses, values: negative log-likelihood in training (with the penalty of large parameters, where there is one)
+            and on the held-out rows after each chunk of training.
         seconds: wall time of each chunk of training; the first includes compilation.
         names: of the columns and then of the conditions, where they are known.
         issues: what is wrong with the table or the fit, each with what to do; empty if nothing was found.

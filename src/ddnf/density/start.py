@@ -3,13 +3,12 @@
 from collections.abc import Iterable
 from typing import NamedTuple
 
-import jax.numpy as jnp
 import numpy as np
 from flowjax.bijections import AbstractBijection, Chain, Invert
 from jaxtyping import Float
 
 from ddnf.density.likelihood import Model, moments
-from ddnf.density.mixture import Mixture, fit_mixture
+from ddnf.density.mixture import Gaussians, Mixture, fit_mixture
 from ddnf.density.splines import ColumnSplines, fit_splines, map_rows
 from ddnf.density.whitening import Whitening
 
@@ -62,7 +61,7 @@ def start(
         if _value(candidate) < _value(best):
             break
         best = candidate
-    return Start(Model(best[0].chain(flow), best[1]), np.stack([log_prob for *_, log_prob in tried]))
+    return Start(Model(best[0].chain(flow), Mixture(*best[1])), np.stack([log_prob for *_, log_prob in tried]))
 
 
 class _Space:
@@ -79,11 +78,10 @@ class _Space:
         self.held_out = (judged - self.mean) @ self.whiten.T
         self.log_det = log_det + np.sum(np.log(np.diag(self.whiten)))
 
-    def candidates(self, rng, sizes) -> Iterable[tuple["_Space", Mixture, np.ndarray]]:
+    def candidates(self, rng, sizes) -> Iterable[tuple["_Space", Gaussians, np.ndarray]]:
         for size in sizes:
             mixture = fit_mixture(rng, self.rows, size)
-            log_prob = mixture.log_prob(jnp.asarray(self.held_out, mixture.logits.dtype))
-            yield self, mixture, np.asarray(log_prob, float) + self.log_det
+            yield self, mixture, mixture.log_prob(self.held_out) + self.log_det
 
     def chain(self, flow) -> AbstractBijection:
         # The whitening is stored as the map in the direction of training: a product, and no solve.
