@@ -64,6 +64,25 @@ class Conditional(NamedTuple):
         constant = -np.log(np.einsum("kii->ki", self.factors)).sum(axis=1) - v.shape[1] / 2 * np.log(2 * np.pi)
         return logsumexp(self.log_weights + constant - (y**2).sum(axis=2) / 2, axis=1)
 
+    def nodes(self, order: int) -> tuple[Float[np.ndarray, "m rest"], Float[np.ndarray, " m"], "Conditional"]:
+        """Points for the mean of a function under the mixture of the first row, with logarithms of their weights.
+
+        Gauss-Hermite points of each component, in all directions; and the mixture for each of the points.
+        """
+        points, weights = np.polynomial.hermite_e.hermegauss(order)
+        log_weights = np.log(weights / weights.sum())
+        dim = self.means.shape[2]
+        grid = np.stack(np.meshgrid(*[points] * dim, indexing="ij"), axis=-1).reshape(-1, dim)
+        mesh = np.stack(np.meshgrid(*[log_weights] * dim, indexing="ij"), axis=-1).reshape(-1, dim).sum(axis=1)
+        found = self.means[0][:, None] + np.einsum("kij,mj->kmi", self.factors, grid)
+        m = found.shape[0] * found.shape[1]
+        repeated = (np.broadcast_to(array[0], (m, *array.shape[1:])) for array in (self.log_weights, self.means))
+        return (
+            found.reshape(m, dim),
+            (self.log_weights[0][:, None] + mesh).ravel(),
+            Conditional(*repeated, self.factors),
+        )
+
 
 def condition_on(proposal: Proposal, places: list[int], v: Float[np.ndarray, "n known"]) -> Conditional:
     """The proposal of the other coordinates, given those at `places`, shifted and scaled."""

@@ -185,16 +185,19 @@ class Density:
             rows[:, self.schema.categories] = codes
         return build_table(self.schema, rows, integer.tolist())
 
-    def marginal(self, columns: Sequence[str | int] | str | int, condition: Any = None) -> "given.Marginal":
+    def marginal(
+        self, columns: Sequence[str | int] | str | int, condition: Any = None, *, method: str = "auto"
+    ) -> "given.Marginal":
         """The density of some columns, the others integrated out: its `log_prob` and `sample`.
 
         Args:
             columns: names or numbers of columns.
             condition: what the density is conditioned on, where it is.
+            method: "quadrature" over one or two columns of numbers, "sampling", or "auto": the first where it can.
         """
         from ddnf.density import given
 
-        return given.marginal(self, columns, condition)
+        return given.marginal(self, columns, condition, method=method)
 
     def sample_given(self, values: Mapping[Any, Any], key: PRNGKeyArray, n: int, condition: Any = None) -> Any:
         """n draws of all columns given values of some, such as {"a": 1.0}; warns if they cannot be trusted.
