@@ -1,6 +1,7 @@
 """The flow of a default fit: its kind and size from the number of rows and columns."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import jax.random as jr
 import numpy as np
@@ -16,6 +17,7 @@ FEW_ROWS = 5000
 _MANY_ROWS = 10_000
 # Minus the log density of the flow's parameters: that of normal ones with precision 100.
 _PRECISION = 100.0
+_EPOCHS = 50
 
 
 def default_flow(
@@ -81,11 +83,38 @@ def _quick_key(key):
     return jr.wrap_key_data(generator(key).integers(2**32, size=4, dtype=np.uint32), impl="rbg")
 
 
-def default_rate(dim: int, *, is_default: bool) -> float:
-    """The peak learning rate of Adam, with the default flow or one of the user's own."""
-    return 2e-3 if is_default and dim > MANY_COLUMNS else 5e-3
+class Plan(NamedTuple):
+    """A flow and how it is trained.
+
+    Attributes:
+        flow: the bijection.
+        learning_rate: peak learning rate of Adam.
+        steps: largest number of training steps.
+        penalty: what half of the sum of squares of the flow's parameters adds to the loss of a row.
+    """
+
+    flow: AbstractBijection
+    learning_rate: float
+    steps: int
+    penalty: float
 
 
-def default_penalty(rows: int, *, has_condition: bool) -> float:
-    """What half of the sum of squares of the default flow's parameters adds to the loss of a row."""
-    return 0.0 if has_condition else _PRECISION / rows
+def plan(
+    key: PRNGKeyArray,
+    rows: int,
+    dim: int,
+    condition_dim: int | None,
+    *,
+    flow: AbstractBijection | None,
+    batch: int,
+) -> Plan:
+    """The default flow for a table, or the user's own, with the defaults of its training."""
+    steps = int(np.clip(rows // 13, 2000, 5000))
+    if flow is not None:
+        return Plan(flow, 5e-3, steps, 0.0)
+    flow = default_flow(key, dim, condition_dim, rows=rows)
+    rate = 2e-3 if dim > MANY_COLUMNS else 5e-3
+    penalty = _PRECISION / rows if condition_dim is None else 0.0
+    # Autoregressive splines have learned a small table by heart after some epochs.
+    is_quick = dim > MANY_COLUMNS or (condition_dim is None and not isinstance(flow, Identity))
+    return Plan(flow, rate, min(steps, max(100, _EPOCHS * rows // batch)) if is_quick else steps, penalty)

@@ -17,7 +17,7 @@ from ddnf.density import holdout, likelihood
 from ddnf.density import rows as rows_of
 from ddnf.density.categories import Categories, fit_categories
 from ddnf.density.columns import Support, to_real
-from ddnf.density.default import default_flow, default_penalty, default_rate
+from ddnf.density.default import plan
 from ddnf.density.issues import find_issues
 from ddnf.density.prepare import Prepared, prepare
 from ddnf.density.result import Density
@@ -82,7 +82,8 @@ def fit_density(
         missing: "raise" or "drop": what to do with rows in which a value is missing.
         validation: rows to hold out for early stopping and for the reported likelihood: a share (of at most 20,000
             rows), or a number of rows.
-        steps: largest number of training steps; None for 2,000 to 5,000, by the number of rows.
+        steps: largest number of training steps; None for 2,000 to 5,000, by the number of rows; of some tables with
+            more than 16 columns and few rows, fewer.
         batch: rows per step.
         learning_rate: peak learning rate of Adam; None for 5e-3, or 2e-3 for the default flow of many columns.
         patience: stop after so many validations without improvement; there is one every 100 steps or more.
@@ -105,12 +106,11 @@ def fit_density(
     given_dim = None if given is None else given.shape[1]
     held = holdout.held_out_count(validation, len(rows))
     adaptive = flow is None if adaptive is None else adaptive
-    steps = int(np.clip(len(rows) // 13, 2000, 5000)) if steps is None else steps
     flow_key, fit_key = jr.split(key)
-    learning_rate = default_rate(rows.shape[1], is_default=flow is None) if learning_rate is None else learning_rate
+    flow, best_rate, most_steps, penalty = plan(flow_key, *rows.shape, given_dim, flow=flow, batch=batch)
+    learning_rate = best_rate if learning_rate is None else learning_rate
     rows_of.check_rate(learning_rate)
-    penalty = default_penalty(len(rows), has_condition=given is not None) if flow is None and adaptive else 0.0
-    flow = default_flow(flow_key, rows.shape[1], given_dim, rows=len(rows)) if flow is None else flow
+    steps = most_steps if steps is None else steps
     _check_flow(flow, rows.shape[1], given_dim)
     issues = find_issues(rows, table.columns, table.number_names)
     _warn(issues)
