@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 from flowjax.bijections import AbstractBijection, Identity, Invert
@@ -80,7 +81,7 @@ def default_flow(
 
 def _quick_key(key):
     """A key of another kind: the initial weights take a second to compile, and with JAX's own kind five."""
-    return jr.wrap_key_data(generator(key).integers(2**32, size=4, dtype=np.uint32), impl="rbg")
+    return jr.wrap_key_data(jnp.asarray(generator(key).integers(2**32, size=4, dtype=np.uint32)), impl="rbg")
 
 
 class Plan(NamedTuple):

@@ -107,15 +107,16 @@ def fit_density(
     held = holdout.held_out_count(validation, len(rows))
     adaptive = flow is None if adaptive is None else adaptive
     flow_key, fit_key = jr.split(key)
-    flow, best_rate, most_steps, penalty = plan(flow_key, *rows.shape, given_dim, flow=flow, batch=batch)
-    learning_rate = best_rate if learning_rate is None else learning_rate
+    planned = plan(flow_key, len(rows), rows.shape[1], given_dim, flow=flow, batch=batch)
+    flow = planned.flow
+    learning_rate = planned.learning_rate if learning_rate is None else learning_rate
     rows_of.check_rate(learning_rate)
-    steps = most_steps if steps is None else steps
+    steps = planned.steps if steps is None else steps
     _check_flow(flow, rows.shape[1], given_dim)
     issues = find_issues(rows, table.columns, table.number_names)
     _warn(issues)
 
-    problem = _problem(key, table, held, adaptive=adaptive, penalty=penalty)
+    problem = _problem(key, table, held, adaptive=adaptive, penalty=planned.penalty)
     begin = Start(likelihood.Model(flow), np.empty((0, held)))
     if adaptive:
         # The mixture does not depend on the condition: several components would be those of the marginal density.

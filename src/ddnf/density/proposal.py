@@ -76,11 +76,11 @@ class Conditional(NamedTuple):
         mesh = np.stack(np.meshgrid(*[log_weights] * dim, indexing="ij"), axis=-1).reshape(-1, dim).sum(axis=1)
         found = self.means[0][:, None] + np.einsum("kij,mj->kmi", self.factors, grid)
         m = found.shape[0] * found.shape[1]
-        repeated = (np.broadcast_to(array[0], (m, *array.shape[1:])) for array in (self.log_weights, self.means))
+        log_shares, means = (np.broadcast_to(a[0], (m, *a.shape[1:])) for a in (self.log_weights, self.means))
         return (
             found.reshape(m, dim),
             (self.log_weights[0][:, None] + mesh).ravel(),
-            Conditional(*repeated, self.factors),
+            Conditional(log_shares, means, self.factors),
         )
 
 
