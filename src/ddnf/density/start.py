@@ -15,6 +15,7 @@ from ddnf.density.whitening import Whitening
 LADDER = (4, 16, 64)  # numbers of components to try, besides one
 _FEWEST_ROWS = 10  # per component
 _LARGEST = 500_000  # entries of all precision matrices
+_MOST_ROWS = 200_000  # of a larger table, so many rows are enough for quantiles, covariances and mixtures
 _CLIP = 10.0  # standard deviations; values farther out do not count for covariances
 
 
@@ -46,9 +47,10 @@ def start(
     Args:
         rng: random numbers.
         flow: a bijection close to the identity.
-        rows, held_out: standardized, column by column.
+        rows, held_out: standardized, column by column, and in random order.
         components: number of components; None to choose it.
     """
+    rows = rows[:_MOST_ROWS]
     limit = min(len(rows) / _FEWEST_ROWS, _LARGEST / rows.shape[1] ** 2)
     sizes = [1, *(k for k in LADDER if k <= limit)] if components is None else [components]
     fitted = fit_splines(rows)
