@@ -25,7 +25,8 @@ from ddnf.training.loop import Draw
         (9, None, 700, Identity),
         (9, None, 6000, Scan),
         (20, None, 700, Scan),
-        (9, 2, 700, ddnf.DDNF),
+        (9, 2, 700, Scan),
+        (1, 2, 700, ddnf.DDNF),
     ],
 )
 def test_kind_of_flow(dim, condition_dim, rows, kind):
@@ -58,6 +59,12 @@ def test_penalty_is_that_of_the_first_part():
 def test_training_compiles_once():
     """Arrays of a weak type would have another type after the first chunk."""
     assert not any(leaf.weak_type for leaf in jax.tree.leaves(eqx.filter(ColumnSplines(3, 8), eqx.is_array)))
+
+
+def test_flows_of_one_size_share_a_program():
+    first, second = (default_flow(jr.key(seed), 3, 2, rows=700) for seed in (0, 1))
+    assert jax.tree.structure(first) == jax.tree.structure(second)
+    assert not eqx.tree_equal(first, second)
 
 
 def test_energy_distance():

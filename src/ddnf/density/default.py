@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import equinox as eqx
+import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
@@ -36,8 +38,9 @@ def default_flow(
 
     Splines on the columns and the mixture, which are trained with it, already describe a table of few rows: for fewer
     than 5,000 rows of at most 16 columns it is the identity. Larger tables get two layers of autoregressive splines,
-    wider for more rows and columns. With a condition, or if one of the settings of a `DDNF` is given, it is a `DDNF`
-    with bounded weights, inverted, so that training needs no inverse. None of these can fold.
+    wider for more rows and columns; with a condition, on which splines and mixture do not depend, four. For a single
+    column with a condition, or if one of the settings of a `DDNF` is given, it is a `DDNF` with bounded weights,
+    inverted, so that training needs no inverse. None of these can fold.
 
     Args:
         key: random key.
@@ -51,14 +54,14 @@ def default_flow(
         >>> default_flow(jr.key(0), 3, rows=500)
         Identity(shape=(3,), cond_shape=None)
     """
-    is_plain = condition_dim is None and (blocks, steps, hidden, activation) == (None, None, None, "softplus")
-    if is_plain and (dim == 1 or (rows is not None and rows < FEW_ROWS and dim <= MANY_COLUMNS)):
+    is_ddnf = (blocks, steps, hidden, activation) != (None, None, None, "softplus")
+    has_few = rows is not None and rows < FEW_ROWS
+    if not is_ddnf and condition_dim is None and (dim == 1 or (has_few and dim <= MANY_COLUMNS)):
         return Identity((dim,))
-    if dim > MANY_COLUMNS and (blocks, steps, hidden, activation) == (None, None, None, "softplus"):
-        return make("spline-maf", _quick_key(key), dim, layers=2, condition_dim=condition_dim, size=128)
-    if is_plain:
-        size = 32 if rows is not None and rows < _MANY_ROWS else 64
-        return make("spline-maf", _quick_key(key), dim, layers=2, size=size)
+    if not is_ddnf and dim > 1:
+        layers = 2 if condition_dim is None or dim > MANY_COLUMNS else 4
+        size = 128 if dim > MANY_COLUMNS else 32 if rows is not None and rows < _MANY_ROWS else 64
+        return _splines(key, dim, layers, condition_dim, size)
     blocks = (4 if condition_dim is None else 8) if blocks is None else blocks
     steps = (1 if condition_dim is None else 2) if steps is None else steps
     if hidden is None:
@@ -77,6 +80,24 @@ def default_flow(
             lipschitz=0.97,
         )
     )
+
+
+def _splines(key, dim, layers, condition_dim, size):
+    """Autoregressive splines; all of one size share what is not an array, so that a second fit does not compile.
+
+    FlowJAX's layers hold functions that are made with them, and differ for the compiler although they do the same.
+    """
+    flow = make("spline-maf", _quick_key(key), dim, layers=layers, condition_dim=condition_dim, size=size)
+    known, structure = jax.tree.flatten(_remembered(flow, dim, layers, condition_dim, size))
+    leaves = [new if eqx.is_array(new) else old for new, old in zip(jax.tree.leaves(flow), known, strict=True)]
+    return jax.tree.unflatten(structure, leaves)
+
+
+def _remembered(flow, *size):
+    return _FIRST.setdefault(size, flow)
+
+
+_FIRST: dict[tuple, AbstractBijection] = {}  # the first flow of each size
 
 
 def _quick_key(key):
@@ -115,7 +136,8 @@ def plan(
         return Plan(flow, 5e-3, steps, 0.0)
     flow = default_flow(key, dim, condition_dim, rows=rows)
     rate = 2e-3 if dim > MANY_COLUMNS else 5e-3
-    penalty = _PRECISION / rows if condition_dim is None else 0.0
-    # Autoregressive splines have learned a small table by heart after some epochs.
-    is_quick = dim > MANY_COLUMNS or (condition_dim is None and not isinstance(flow, Identity))
-    return Plan(flow, rate, min(steps, max(100, _EPOCHS * rows // batch)) if is_quick else steps, penalty)
+    is_autoregressive = not isinstance(flow, Identity) and (condition_dim is None or dim > 1)
+    # They have learned a small table by heart after some epochs, unless there is a condition to learn from.
+    is_quick = is_autoregressive and (condition_dim is None or dim > MANY_COLUMNS)
+    most = min(steps, max(100, _EPOCHS * rows // batch)) if is_quick else steps
+    return Plan(flow, rate, most, _PRECISION / rows if is_autoregressive else 0.0)
