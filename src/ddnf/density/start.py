@@ -12,7 +12,7 @@ from ddnf.density.mixture import Gaussians, Mixture, fit_mixture
 from ddnf.density.splines import ColumnSplines, fit_splines, map_rows
 from ddnf.density.whitening import Whitening
 
-LADDER = (4, 16, 64)  # numbers of components to try, besides one
+LADDER = (2, 4, 8, 16, 32, 64)  # numbers of components to try, besides one
 _FEWEST_ROWS = 10  # per component
 _LARGEST = 500_000  # entries of all precision matrices
 _MOST_ROWS = 200_000  # of a larger table, so many rows are enough for quantiles, covariances and mixtures
@@ -56,9 +56,9 @@ def start(
     fitted = fit_splines(rows)
     identity = ColumnSplines(rows.shape[1], 8, fitted.heavy)
     spaces = [_Space(splines, rows, held_out) for splines in (identity, fitted)]
-    tried = [candidate for space in spaces for candidate in space.candidates(rng, sizes[:2])]
+    tried = [candidate for space in spaces for candidate in space.candidates(rng, sizes[:3])]
     best = max(tried, key=_value)
-    for candidate in best[0].candidates(rng, sizes[2:]):
+    for candidate in best[0].candidates(rng, sizes[3:]):
         tried.append(candidate)
         if _value(candidate) < _value(best):
             break
