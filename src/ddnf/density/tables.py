@@ -155,7 +155,9 @@ def _open_lines(lines: Callable, path: Path, form: Format) -> Table:
 
     def load(numbers, progress):
         size = path.stat().st_size
-        shown = dict(desc="read", unit="B", unit_scale=True, leave=None, delay=1.0)  # none for small files
+        shown: dict[str, Any] = dict(
+            desc="read", unit="B", unit_scale=True, leave=None, delay=1.0
+        )  # none for small files
         with tqdm(total=size, disable=not progress, **shown) as bar:
             rest = lines(path, form, lambda place: bar.update(place - bar.n))
             if is_header:
