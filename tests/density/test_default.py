@@ -77,5 +77,7 @@ def test_energy_distance():
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # about ties and far values
 @pytest.mark.parametrize("name", TABLES)
 def test_draws_of_awkward_tables(name):
-    found = try_table(*TABLES[name], seed=100)
-    assert found["far_rows_finite"] and found["p_value"] > 0.01
+    """At the 5 % level 4.75 of 5 repetitions are expected to pass, if the fit has no error of its own."""
+    found = [try_table(*TABLES[name], seed=seed) for seed in range(100, 105)]
+    assert all(row["far_rows_finite"] for row in found)
+    assert sum(row["p_value"] > 0.05 for row in found) >= 3
