@@ -44,7 +44,7 @@ for panel, (name, flow) in zip(axes, flows.items(), strict=True):
 
 # %% [markdown]
 # `certify` answers in three steps: *proved* if a bound on the weights shows that no input can fold, otherwise *no fold seen* or *folds* on the given
-# points. `lipschitz=0.9` scales the weights so that the proof always holds. The default flow of `fit_density` has such a bound; `fit_posterior` checks
+# points. `lipschitz=0.9` scales the weights so that the proof always holds. The default flow of `fit_density` has such a bound, or is made of splines that cannot fold; `fit_posterior` checks
 # its draws and warns.
 #
 # ## k-hat and ESS

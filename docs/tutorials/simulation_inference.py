@@ -85,3 +85,53 @@ for number in range(50):
     low, high = np.quantile(density.sample(jr.key(number), 200, condition=simulate(theta)[0]), [0.1, 0.9], axis=0)
     inside.append((theta[0] > low) & (theta[0] < high))
 print(f"inside of the 80 % interval: {np.mean(inside):.0%}")
+
+# %% [markdown]
+# ## Two moons
+#
+# A harder problem, with a posterior that has two crescents (Greenberg et al. 2019). The prior is uniform on a square, so `support` says so: draws stay
+# inside. The exact posterior can be drawn from: draw the noise, and solve for the parameters, which has two solutions.
+
+
+# %%
+def moons(theta):
+    """A point on a noisy half circle, shifted by the parameters."""
+    angle, radius = rng.uniform(-np.pi / 2, np.pi / 2, len(theta)), rng.normal(0.1, 0.01, len(theta))
+    shift = np.stack([-np.abs(theta.sum(axis=1)), theta[:, 1] - theta[:, 0]], axis=1) / np.sqrt(2)
+    return np.stack([radius * np.cos(angle) + 0.25, radius * np.sin(angle)], axis=1) + shift
+
+
+def exact_moons(observed, n):
+    away = moons(np.zeros((8 * n, 2))) - observed
+    away = away[away[:, 0] > 0] * np.sqrt(2)
+    total = away[:, 0] * rng.choice([-1.0, 1.0], len(away))
+    theta = np.stack([total + away[:, 1], total - away[:, 1]], axis=1) / 2
+    return theta[(np.abs(theta) <= 1).all(axis=1)][:n]
+
+
+theta = rng.uniform(-1, 1, size=(options.simulations, 2))
+density = ddnf.fit_density(
+    jr.key(2), theta, condition=moons(theta), support=(-1.0, 1.0), steps=options.steps, progress=False
+)
+observed = moons(np.array([[0.2, 0.3]]))[0]
+draws, truth = np.asarray(density.sample(jr.key(3), 1000, condition=observed)), exact_moons(observed, 1000)
+
+# %% [markdown]
+# Can a classifier tell the draws from exact ones? An accuracy of 0.5 means that it cannot.
+
+# %%
+from sklearn.model_selection import cross_val_score
+from sklearn.neural_network import MLPClassifier
+
+both, which = np.concatenate([draws, truth]), np.repeat([0, 1], [len(draws), len(truth)])
+order = rng.permutation(len(both))
+scaled = (both - both.mean(axis=0)) / both.std(axis=0)
+accuracy = cross_val_score(MLPClassifier((20, 20), max_iter=300), scaled[order], which[order], cv=5).mean()
+print(f"C2ST: {accuracy:.2f}")
+
+# %%
+figure, axes = plt.subplots(1, 2, figsize=(7, 3.5), sharex=True, sharey=True)
+for panel, rows, name in zip(axes, (draws, truth), ("draws", "exact"), strict=True):
+    panel.plot(*rows.T, ".", markersize=2)
+    panel.set(xlabel=r"$\theta_1$", title=name)
+axes[0].set_ylabel(r"$\theta_2$")

@@ -40,7 +40,7 @@ def mixed() -> Density:
 
 def test_marginals_are_those_of_a_gaussian():
     x = np.random.default_rng(0).normal(size=(4, 2))
-    marginal = gaussian().marginal(["a", "c"])
+    marginal = gaussian().marginal(["a", "c"], method="sampling")
     value, error = marginal.log_prob_and_error(x)
     expected = multivariate_normal(MEAN[[0, 2]], COVARIANCE[np.ix_([0, 2], [0, 2])]).logpdf(x)
     assert np.max(np.abs(value - expected) / error) < 4 and np.max(error) < 0.05
@@ -48,6 +48,19 @@ def test_marginals_are_those_of_a_gaussian():
     assert_allclose(
         gaussian().marginal([0, 1, 2]).log_prob(np.zeros((1, 3))), gaussian().log_prob(np.zeros((1, 3))), rtol=1e-9
     )
+
+
+@pytest.mark.parametrize("columns", [[0, 2], [1]], ids=["one left", "two left"])
+def test_marginals_by_quadrature(columns):
+    x = MEAN[columns] + np.random.default_rng(0).normal(size=(4, len(columns)))
+    value, error = gaussian().marginal(columns, method="quadrature").log_prob_and_error(x)
+    expected = multivariate_normal(MEAN[columns], COVARIANCE[np.ix_(columns, columns)]).logpdf(x)
+    assert_allclose(value, expected, atol=1e-3)
+    assert np.max(error) < 1e-2
+    with pytest.raises(ValueError, match="Expected one or two columns of numbers"):
+        gaussian(["real", "integer", "real"]).marginal([1], method="quadrature")
+    with pytest.raises(ValueError, match="Expected method"):
+        gaussian().marginal([0], method="guess")
 
 
 def test_marginals_of_bounded_and_integer_columns():

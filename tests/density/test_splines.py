@@ -45,6 +45,15 @@ def test_bijection(heavy, scale):
         assert_allclose(inverse_log_det, -log_det, atol=1e-7)
 
 
+@pytest.mark.parametrize("heavy", [None, (False, True, True)], ids=["linear tails", "heavy tails"])
+def test_rows_without_compilation(heavy):
+    splines, rows = rough(heavy), np.concatenate([RNG.normal(size=(50, 3)), 30 * RNG.normal(size=(50, 3))])
+    mapped, log_det = map_rows(splines, rows)
+    expected = jax.vmap(splines.transform_and_log_det)(jnp.asarray(rows))
+    assert_allclose(mapped, expected[0], rtol=1e-9, atol=1e-9)
+    assert_allclose(log_det, expected[1], rtol=1e-9, atol=1e-9)
+
+
 def test_continuous_with_its_slope_at_knots_and_ends():
     splines = rough()
     knots = splines._knots()[0]

@@ -67,7 +67,7 @@ def fit(
     labels = [table.label(number) for number in modelled]
     supports = parse_support(support, table, modelled)
     missing = "drop" if drop_missing else "raise"
-    x, given = _values(table, modelled, conditions, missing)
+    x, given = _values(table, modelled, conditions, missing, progress=not quiet)
     names = None if table.names is None else [table.names[number] for number in [*modelled, *conditions]]
     try:
         density = fit_density(
@@ -99,9 +99,12 @@ def fit(
         print(f"model           {output}")
 
 
-def _values(table: Table, modelled: list[int], conditions: list[int], missing: str) -> tuple[Any, Any]:
+def _values(
+    table: Table, modelled: list[int], conditions: list[int], missing: str, *, progress: bool
+) -> tuple[Any, Any]:
     """Arrays where all columns hold numbers, else dicts of columns."""
-    both = read_values(table, [*modelled, *conditions], missing="keep" if missing == "drop" else "raise")
+    keep = "keep" if missing == "drop" else "raise"
+    both = read_values(table, [*modelled, *conditions], missing=keep, progress=progress)
     chosen = [dict(list(both.items())[: len(modelled)]), dict(list(both.items())[len(modelled) :])]
     if all(column.dtype.kind == "f" for column in both.values()):
         chosen = [np.stack(list(part.values()), axis=1) if part else None for part in chosen]

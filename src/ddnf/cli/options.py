@@ -142,9 +142,11 @@ def _parse_value(word: str, field: Field) -> Any:
     return number if number is not None and np.isfinite(number) else None
 
 
-def read_values(table: Table, numbers: list[int], *, missing: str = "raise") -> dict[str, np.ndarray]:
+def read_values(
+    table: Table, numbers: list[int], *, missing: str = "raise", progress: bool = False
+) -> dict[str, np.ndarray]:
     """Columns of a table by name."""
-    values = table.read_columns(numbers, missing=missing)
+    values = table.read_columns(numbers, missing=missing, progress=progress)
     return {str(table.label(number)): column for number, column in zip(numbers, values, strict=True)}
 
 

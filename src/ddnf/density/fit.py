@@ -10,28 +10,26 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
-from flowjax.bijections import AbstractBijection, Invert
+from flowjax.bijections import AbstractBijection
 from jaxtyping import Array, PRNGKeyArray
 
 from ddnf.density import holdout, likelihood
 from ddnf.density import rows as rows_of
 from ddnf.density.categories import Categories, fit_categories
 from ddnf.density.columns import Support, to_real
+from ddnf.density.default import plan
 from ddnf.density.issues import find_issues
 from ddnf.density.prepare import Prepared, prepare
 from ddnf.density.result import Density
 from ddnf.density.start import Start, start
-from ddnf.flow.bijection import DDNF
 from ddnf.flow.folds import folded_share, reverse
 from ddnf.flow.parts import as_exact, ddnf_parts
 from ddnf.flow.random import generator
-from ddnf.flows import make
 from ddnf.system.checks import check_count, check_key
 from ddnf.training import loop as train
 
 _MOST_JUDGED = 10_000  # training rows whose likelihood is reported
 _FOLD_ROWS = 500
-MANY_COLUMNS = 16  # with more, the default flow is autoregressive
 
 
 def fit_density(
@@ -84,7 +82,8 @@ def fit_density(
         missing: "raise" or "drop": what to do with rows in which a value is missing.
         validation: rows to hold out for early stopping and for the reported likelihood: a share (of at most 20,000
             rows), or a number of rows.
-        steps: largest number of training steps; None for 2,000 to 5,000, by the number of rows.
+        steps: largest number of training steps; None for 2,000 to 5,000, by the number of rows; of some tables with
+            more than 16 columns and few rows, fewer.
         batch: rows per step.
         learning_rate: peak learning rate of Adam; None for 5e-3, or 2e-3 for the default flow of many columns.
         patience: stop after so many validations without improvement; there is one every 100 steps or more.
@@ -107,17 +106,17 @@ def fit_density(
     given_dim = None if given is None else given.shape[1]
     held = holdout.held_out_count(validation, len(rows))
     adaptive = flow is None if adaptive is None else adaptive
-    steps = int(np.clip(len(rows) // 13, 2000, 5000)) if steps is None else steps
     flow_key, fit_key = jr.split(key)
-    if learning_rate is None:
-        learning_rate = 2e-3 if flow is None and rows.shape[1] > MANY_COLUMNS else 5e-3
+    planned = plan(flow_key, len(rows), rows.shape[1], given_dim, flow=flow, batch=batch)
+    flow = planned.flow
+    learning_rate = planned.learning_rate if learning_rate is None else learning_rate
     rows_of.check_rate(learning_rate)
-    flow = default_flow(flow_key, rows.shape[1], given_dim) if flow is None else flow
+    steps = planned.steps if steps is None else steps
     _check_flow(flow, rows.shape[1], given_dim)
     issues = find_issues(rows, table.columns, table.number_names)
     _warn(issues)
 
-    problem = _problem(key, table, held, adaptive=adaptive)
+    problem = _problem(key, table, held, adaptive=adaptive, penalty=planned.penalty)
     begin = Start(likelihood.Model(flow), np.empty((0, held)))
     if adaptive:
         # The mixture does not depend on the condition: several components would be those of the marginal density.
@@ -162,14 +161,14 @@ class _Problem(NamedTuple):
     log_det: Any
 
 
-def _problem(key, table: Prepared, held, *, adaptive) -> _Problem:
+def _problem(key, table: Prepared, held, *, adaptive, penalty) -> _Problem:
     rows, given, codes, columns = table.rows, table.given, table.codes, table.columns
     order = generator(key).permutation(len(rows))
     noise = generator(jr.fold_in(key, 1)).uniform(size=rows.shape) * [column.integer for column in columns]
     real = to_real(columns, rows + noise)[0][order[held:]]
     mean, scale = (likelihood.robust_moments if adaptive else likelihood.moments)(real)
     spread = (None, None) if given is None else (given.mean(axis=0), _deviations(given))
-    loss = likelihood.NegativeLogLikelihood(columns, jnp.asarray(mean), jnp.asarray(scale))
+    loss = likelihood.NegativeLogLikelihood(columns, jnp.asarray(mean), jnp.asarray(scale), penalty)
     data = loss.prepare(rows, given, spread)
     training, held_out = _picked(data, order[held:]), _picked(data, order[:held])
     whole = rows, given, codes
@@ -236,45 +235,6 @@ def _folded(flow, problem: _Problem) -> float:
         return 0.0
     given = problem.held_out[1]
     return folded_share(reverse(flow), problem.u[:_FOLD_ROWS], None if given is None else given[:_FOLD_ROWS])
-
-
-def default_flow(
-    key: PRNGKeyArray,
-    dim: int,
-    condition_dim: int | None = None,
-    *,
-    blocks: int | None = None,
-    steps: int | None = None,
-    hidden: Sequence[int] | None = None,
-    activation: str = "softplus",
-) -> AbstractBijection:
-    """The flow that `fit_density` uses by default: trained from the data to the base, hence inverted.
-
-    Its weights are bounded, so that it cannot fold: without bounds it may, in long training. With a condition it is
-    larger: then it has all the work to do, and otherwise only what splines and mixture leave. For more than 16 columns
-    it is a flow of autoregressive splines, unless one of the settings of a `DDNF` is given: held-out rows of 43 and 63
-    columns were likelier by 1.0 and 1.4 nats with it. It cannot fold either.
-    """
-    if dim > MANY_COLUMNS and (blocks, steps, hidden, activation) == (None, None, None, "softplus"):
-        return make("spline-maf", key, dim, layers=2, condition_dim=condition_dim, size=128)
-    blocks = (4 if condition_dim is None else 8) if blocks is None else blocks
-    steps = (1 if condition_dim is None else 2) if steps is None else steps
-    if hidden is None:
-        hidden = (64, 64) if dim <= 3 else (64, 8, 64)
-    if isinstance(hidden, str) or not isinstance(hidden, Sequence):
-        raise ValueError(f"Expected hidden to be a sequence of widths, such as (64, 64); got {hidden!r}.")
-    return Invert(
-        DDNF(
-            key,
-            dim,
-            blocks=blocks,
-            steps=steps,
-            hidden=tuple(hidden),
-            condition_dim=condition_dim,
-            activation=activation,
-            lipschitz=0.97,
-        )
-    )
 
 
 def _check_flow(flow, dim, condition_dim):

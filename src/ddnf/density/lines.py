@@ -3,17 +3,20 @@
 import csv
 import dataclasses
 import gzip
+import io
 import re
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from ddnf.system.optional import require
 
 MISSING = frozenset(["", "na", "n/a", "nan", "null", "none", "nil", "?", "-", "#n/a", ".", "missing"])
+_LINES_PER_MOVE = 10_000
 _DATE = re.compile(r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d(\.\d{1,6})?)?)?")
 
 
@@ -52,15 +55,26 @@ class Format:
             return None
 
 
-def text_lines(path: Path, form: Format) -> Iterator[list[str]]:
-    """The cells of each line of a text file that is not blank."""
-    opened = gzip.open if path.suffix.lower() == ".gz" else open
+def text_lines(path: Path, form: Format, moved: Callable[[int], Any] | None = None) -> Iterator[list[str]]:
+    """The cells of each line of a text file that is not blank.
+
+    Args:
+        path: the file.
+        form: how it writes its values.
+        moved: called now and then with the number of bytes read so far.
+    """
     try:
-        with opened(path, "rt", newline="", encoding=form.encoding) as file:
+        with open(path, "rb") as raw:
+            binary: Any = gzip.GzipFile(fileobj=raw) if path.suffix.lower() == ".gz" else raw
+            file = io.TextIOWrapper(binary, newline="", encoding=form.encoding)
             lines = (line for line in file if not (form.comment and line.startswith(form.comment)))
             start = next(lines, "")
             delimiter = max(_delimiters(form), key=lambda mark: len(next(csv.reader([start], delimiter=mark), [])))
-            yield from (cells for cells in csv.reader(chain([start], lines), delimiter=delimiter) if cells)
+            for number, cells in enumerate(csv.reader(chain([start], lines), delimiter=delimiter)):
+                if moved is not None and number % _LINES_PER_MOVE == 0:
+                    moved(raw.tell())
+                if cells:
+                    yield cells
     except (UnicodeDecodeError, LookupError, csv.Error) as error:
         raise ValueError(
             f"Expected text in {'UTF-8' if form.encoding == 'utf-8-sig' else form.encoding} in {str(path)!r}; got "
@@ -74,8 +88,8 @@ def _delimiters(form: Format) -> str:
     return "".join(mark for mark in ",\t;" if mark != form.decimal)
 
 
-def sheet_lines(path: Path, form: Format) -> Iterator[list[str]]:
-    """The cells of each row of an Excel sheet that is not blank, as text."""
+def sheet_lines(path: Path, form: Format, moved: Callable[[int], Any] | None = None) -> Iterator[list[str]]:
+    """The cells of each row of an Excel sheet that is not blank, as text; `moved` is not called."""
     openpyxl = require("openpyxl", "excel")
     try:
         book = openpyxl.load_workbook(path, read_only=True, data_only=True)

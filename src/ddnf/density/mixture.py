@@ -1,5 +1,7 @@
 """Gaussian mixtures with full covariances: fitted by expectation maximization, then trained as the base of a flow."""
 
+from typing import NamedTuple
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -78,7 +80,19 @@ class Mixture(eqx.Module):
         return jnp.tril(self.factors, -1) + jnp.exp(self.log_diagonals)[:, :, None] * eye
 
 
-def fit_mixture(rng: np.random.Generator, rows: Float[np.ndarray, "n dim"], components: int) -> Mixture:
+class Gaussians(NamedTuple):
+    """The arguments of a `Mixture`, in NumPy: candidates are compared without compiling anything."""
+
+    weights: Float[np.ndarray, " k"]
+    means: Float[np.ndarray, "k dim"]
+    factors: Float[np.ndarray, "k dim dim"]
+
+    def log_prob(self, rows: Float[np.ndarray, "n dim"]) -> Float[np.ndarray, " n"]:
+        """The log density of rows."""
+        return np.logaddexp.reduce(_log_joint(rows, *self), axis=1)
+
+
+def fit_mixture(rng: np.random.Generator, rows: Float[np.ndarray, "n dim"], components: int) -> Gaussians:
     """A mixture of Gaussians by expectation maximization, from k-means.
 
     Covariances are those of an inverse Wishart prior around the pooled covariance, scaled down to the volume of a
@@ -88,12 +102,12 @@ def fit_mixture(rng: np.random.Generator, rows: Float[np.ndarray, "n dim"], comp
         >>> rng = np.random.default_rng(0)
         >>> rows = rng.normal(size=(300, 2)) + 8 * rng.integers(0, 2, size=(300, 1))
         >>> mixture = fit_mixture(rng, rows, 2)
-        >>> sorted(round(float(mean)) for mean in mixture.centres[:, 0])
+        >>> sorted(round(float(mean)) for mean in mixture.means[:, 0])
         [0, 8]
     """
     dim = rows.shape[1]
     rows = rows[: int(np.clip(20_000_000 // dim**2, 2000, 20_000))]
-    return Mixture(*_expectation_maximization(rng, rows, components, rounds=25 if dim < 20 else 10))
+    return Gaussians(*_expectation_maximization(rng, rows, components, rounds=25 if dim < 20 else 10))
 
 
 def _expectation_maximization(rng, rows, k, *, rounds):

@@ -36,14 +36,11 @@ def fit_proposal(rng: np.random.Generator, real: Float[np.ndarray, "n dim"]) -> 
     scale = np.maximum(high - low, 1e-12) / 3.3
     v = np.clip((real - shift) / scale, -30, 30)
     mixture = fit_mixture(rng, v, int(np.clip(len(v) // (20 * v.shape[1]), 1, 16)))
-    factors = np.asarray(jnp.tril(mixture.factors, -1), float)
-    factors = factors + np.exp(np.asarray(mixture.log_diagonals, float))[:, :, None] * np.eye(v.shape[1])
-    inverse = np.linalg.inv(factors)
+    inverse = np.linalg.inv(mixture.factors)
     covariances = _BROADER * inverse @ np.swapaxes(inverse, 1, 2)
-    weights = np.exp(np.asarray(mixture.logits, float))
-    weights = np.append((1 - _WIDE_SHARE) * weights / weights.sum(), _WIDE_SHARE)
+    weights = np.append((1 - _WIDE_SHARE) * mixture.weights / mixture.weights.sum(), _WIDE_SHARE)
     wide = _WIDE * (np.atleast_2d(np.cov(v.T)) + 1e-6 * np.eye(v.shape[1]))
-    means = np.vstack([np.asarray(mixture.centres, float), v.mean(axis=0)])
+    means = np.vstack([mixture.means, v.mean(axis=0)])
     return Proposal(shift, scale, np.log(weights), means, np.concatenate([covariances, wide[None]]))
 
 
@@ -66,6 +63,25 @@ class Conditional(NamedTuple):
         y = np.einsum("kij,nkj->nki", np.linalg.inv(self.factors), v[:, None] - self.means)
         constant = -np.log(np.einsum("kii->ki", self.factors)).sum(axis=1) - v.shape[1] / 2 * np.log(2 * np.pi)
         return logsumexp(self.log_weights + constant - (y**2).sum(axis=2) / 2, axis=1)
+
+    def nodes(self, order: int) -> tuple[Float[np.ndarray, "m rest"], Float[np.ndarray, " m"], "Conditional"]:
+        """Points for the mean of a function under the mixture of the first row, with logarithms of their weights.
+
+        Gauss-Hermite points of each component, in all directions; and the mixture for each of the points.
+        """
+        points, weights = np.polynomial.hermite_e.hermegauss(order)
+        log_weights = np.log(weights / weights.sum())
+        dim = self.means.shape[2]
+        grid = np.stack(np.meshgrid(*[points] * dim, indexing="ij"), axis=-1).reshape(-1, dim)
+        mesh = np.stack(np.meshgrid(*[log_weights] * dim, indexing="ij"), axis=-1).reshape(-1, dim).sum(axis=1)
+        found = self.means[0][:, None] + np.einsum("kij,mj->kmi", self.factors, grid)
+        m = found.shape[0] * found.shape[1]
+        log_shares, means = (np.broadcast_to(a[0], (m, *a.shape[1:])) for a in (self.log_weights, self.means))
+        return (
+            found.reshape(m, dim),
+            (self.log_weights[0][:, None] + mesh).ravel(),
+            Conditional(log_shares, means, self.factors),
+        )
 
 
 def condition_on(proposal: Proposal, places: list[int], v: Float[np.ndarray, "n known"]) -> Conditional:

@@ -44,7 +44,8 @@ class Density:
         log_likelihood: mean log-likelihood of held-out rows. Held-out rows also decide when training stops; the value
             is cross-fitted, so that no row judges a decision in which it had a say (`ddnf.density.holdout`).
         train_log_likelihood: mean log-likelihood of the training rows.
-        losses, values: negative log-likelihood in training and on the held-out rows after each chunk of training.
+        losses, values: negative log-likelihood in training (with the penalty of large parameters, where there is one)
+            and on the held-out rows after each chunk of training.
         seconds: wall time of each chunk of training; the first includes compilation.
         names: of the columns and then of the conditions, where they are known.
         issues: what is wrong with the table or the fit, each with what to do; empty if nothing was found.
@@ -184,16 +185,19 @@ class Density:
             rows[:, self.schema.categories] = codes
         return build_table(self.schema, rows, integer.tolist())
 
-    def marginal(self, columns: Sequence[str | int] | str | int, condition: Any = None) -> "given.Marginal":
+    def marginal(
+        self, columns: Sequence[str | int] | str | int, condition: Any = None, *, method: str = "auto"
+    ) -> "given.Marginal":
         """The density of some columns, the others integrated out: its `log_prob` and `sample`.
 
         Args:
             columns: names or numbers of columns.
             condition: what the density is conditioned on, where it is.
+            method: "quadrature" over one or two columns of numbers, "sampling", or "auto": the first where it can.
         """
         from ddnf.density import given
 
-        return given.marginal(self, columns, condition)
+        return given.marginal(self, columns, condition, method=method)
 
     def sample_given(self, values: Mapping[Any, Any], key: PRNGKeyArray, n: int, condition: Any = None) -> Any:
         """n draws of all columns given values of some, such as {"a": 1.0}; warns if they cannot be trusted.

@@ -3,19 +3,19 @@
 from collections.abc import Iterable
 from typing import NamedTuple
 
-import jax.numpy as jnp
 import numpy as np
 from flowjax.bijections import AbstractBijection, Chain, Invert
 from jaxtyping import Float
 
 from ddnf.density.likelihood import Model, moments
-from ddnf.density.mixture import Mixture, fit_mixture
+from ddnf.density.mixture import Gaussians, Mixture, fit_mixture
 from ddnf.density.splines import ColumnSplines, fit_splines, map_rows
 from ddnf.density.whitening import Whitening
 
-LADDER = (4, 16, 64)  # numbers of components to try, besides one
+LADDER = (2, 4, 8, 16, 32, 64)  # numbers of components to try, besides one
 _FEWEST_ROWS = 10  # per component
 _LARGEST = 500_000  # entries of all precision matrices
+_MOST_ROWS = 200_000  # of a larger table, so many rows are enough for quantiles, covariances and mixtures
 _CLIP = 10.0  # standard deviations; values farther out do not count for covariances
 
 
@@ -47,22 +47,23 @@ def start(
     Args:
         rng: random numbers.
         flow: a bijection close to the identity.
-        rows, held_out: standardized, column by column.
+        rows, held_out: standardized, column by column, and in random order.
         components: number of components; None to choose it.
     """
+    rows = rows[:_MOST_ROWS]
     limit = min(len(rows) / _FEWEST_ROWS, _LARGEST / rows.shape[1] ** 2)
     sizes = [1, *(k for k in LADDER if k <= limit)] if components is None else [components]
     fitted = fit_splines(rows)
     identity = ColumnSplines(rows.shape[1], 8, fitted.heavy)
     spaces = [_Space(splines, rows, held_out) for splines in (identity, fitted)]
-    tried = [candidate for space in spaces for candidate in space.candidates(rng, sizes[:2])]
+    tried = [candidate for space in spaces for candidate in space.candidates(rng, sizes[:3])]
     best = max(tried, key=_value)
-    for candidate in best[0].candidates(rng, sizes[2:]):
+    for candidate in best[0].candidates(rng, sizes[3:]):
         tried.append(candidate)
         if _value(candidate) < _value(best):
             break
         best = candidate
-    return Start(Model(best[0].chain(flow), best[1]), np.stack([log_prob for *_, log_prob in tried]))
+    return Start(Model(best[0].chain(flow), Mixture(*best[1])), np.stack([log_prob for *_, log_prob in tried]))
 
 
 class _Space:
@@ -79,11 +80,10 @@ class _Space:
         self.held_out = (judged - self.mean) @ self.whiten.T
         self.log_det = log_det + np.sum(np.log(np.diag(self.whiten)))
 
-    def candidates(self, rng, sizes) -> Iterable[tuple["_Space", Mixture, np.ndarray]]:
+    def candidates(self, rng, sizes) -> Iterable[tuple["_Space", Gaussians, np.ndarray]]:
         for size in sizes:
             mixture = fit_mixture(rng, self.rows, size)
-            log_prob = mixture.log_prob(jnp.asarray(self.held_out, mixture.logits.dtype))
-            yield self, mixture, np.asarray(log_prob, float) + self.log_det
+            yield self, mixture, mixture.log_prob(self.held_out) + self.log_det
 
     def chain(self, flow) -> AbstractBijection:
         # The whitening is stored as the map in the direction of training: a product, and no solve.

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Float
+from tqdm.auto import tqdm
 
 from ddnf.density.lines import Format, read_cells, sheet_lines, text_lines
 from ddnf.system.files import check_overwrite, open_atomic
@@ -25,13 +26,14 @@ class Table:
         path: the file.
         names: of its columns; None if the file has no header.
         width: number of columns.
-        load: reads the columns with these numbers: NumPy arrays of numbers, text, booleans or dates.
+        load: reads the columns with these numbers: NumPy arrays of numbers, text, booleans or dates; with a progress
+            bar if the second argument is True and the file is text.
     """
 
     path: Path
     names: tuple[str, ...] | None
     width: int
-    load: Callable[[list[int]], list[np.ndarray]]
+    load: Callable[[list[int], bool], list[np.ndarray]]
 
     def label(self, number: int) -> str | int:
         return number if self.names is None else self.names[number]
@@ -44,9 +46,9 @@ class Table:
                 raise self.error(f"{column[0]!r:.40}", 1, number)
         return np.stack(values, axis=1).astype(float)
 
-    def read_columns(self, numbers: list[int], *, missing: str = "raise") -> list[np.ndarray]:
+    def read_columns(self, numbers: list[int], *, missing: str = "raise", progress: bool = False) -> list[np.ndarray]:
         """The columns with these numbers; rows with missing values are refused ("raise"), left out ("drop") or kept."""
-        values = self.load(numbers)
+        values = self.load(numbers, progress)
         if not len(values[0]):
             raise ValueError(f"Expected rows of numbers in {str(self.path)!r}; got none.")
         if missing == "keep":
@@ -151,11 +153,18 @@ def _open_lines(lines: Callable, path: Path, form: Format) -> Table:
         place = f"row {row} of {str(path)!r}"
         return ValueError(f"Expected {len(first)} columns in each row; got {number} in {place}.")
 
-    def load(numbers):
-        rest = lines(path, form)
-        if is_header:
-            next(rest)
-        return read_cells(rest, len(first), numbers, form, fail)
+    def load(numbers, progress):
+        size = path.stat().st_size
+        shown: dict[str, Any] = dict(
+            desc="read", unit="B", unit_scale=True, leave=None, delay=1.0
+        )  # none for small files
+        with tqdm(total=size, disable=not progress, **shown) as bar:
+            rest = lines(path, form, lambda place: bar.update(place - bar.n))
+            if is_header:
+                next(rest)
+            columns = read_cells(rest, len(first), numbers, form, fail)
+            bar.update(size - bar.n)
+        return columns
 
     table = Table(path, names, len(first), load)
     return table
@@ -181,7 +190,7 @@ def _open_array(path: Path, form: Format) -> Table:
         kind = f"{values.dtype} of shape {values.shape}"
         raise ValueError(f"Expected rows and columns of numbers in {str(path)!r}; got {kind}.")
     values = values if values.ndim == 2 else values[:, None]
-    return Table(path, None, values.shape[1], lambda numbers: [values[:, i].astype(float) for i in numbers])
+    return Table(path, None, values.shape[1], lambda numbers, _: [values[:, i].astype(float) for i in numbers])
 
 
 def _open_parquet(path: Path, form: Format) -> Table:
@@ -190,7 +199,7 @@ def _open_parquet(path: Path, form: Format) -> Table:
     names = tuple(file.schema_arrow.names)
     _check_names(path, names)
 
-    def load(numbers):
+    def load(numbers, _):
         columns = []
         for number in numbers:
             column = file.read(columns=[names[number]]).column(0)
