@@ -46,6 +46,8 @@ def cache_compilation(folder: str | os.PathLike[str] | None = None) -> Path | No
     jax.config.update("jax_compilation_cache_dir", str(path))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
+    # Otherwise entries are found only under the path of the folder that they were written to.
+    jax.config.update("jax_persistent_cache_enable_xla_caches", "none")
     jax.config.update("jax_compilation_cache_max_size", _LARGEST)
     return path
 
