@@ -188,7 +188,8 @@ wrong and nothing said so. A false alarm is an issue of a fit that is right.
 
 {markdown_table(("targets", *verdicts), rows)}
 
-From `{record["command"]}` (`results/honesty.json`). The checks were tuned on targets of these kinds."""
+From `{record["command"]}` (`results/honesty.json`). The checks were tuned on targets of these kinds;
+the fits are from before the last changes of the training."""
 
 
 def _densities() -> str:
