@@ -109,9 +109,9 @@ def _after_check(state: State) -> Decision:
     if missed and uses_default_flow(state) and state.joined < _JOINS:
         return Decision(join, f"join {state.joined + 1}", f"{missed[0].share:.0%} of the mass missed, join it")
     if not state.polished and (find_issues(state.evidence) or not state.best.is_good):
-        if state.rounds < settings.rounds and uses_default_flow(state) and not state.is_confirmed:
+        if state.rounds < settings.rounds and uses_default_flow(state) and not state.is_extended:
             name = _round_name(state)
-            return Decision(partial(train, name=name, is_confirmed=True), name, "not confirmed, train")
+            return Decision(partial(train, name=name, is_extended=True), name, "not confirmed, train")
         if settings.exact == "auto" and find_issues(state.evidence):
             return _next_polish(state, "issues found")
     return Decision(None, "", f"return {state.best.stage if state.exact is None else 'chains'}")

@@ -123,7 +123,7 @@ def _finer(flow):
     return flow.with_steps(2 * flow.steps)
 
 
-def train(state: State, *, name: str, restart_rate: float | None = None, is_confirmed: bool = False) -> State:
+def train(state: State, *, name: str, restart_rate: float | None = None, is_extended: bool = False) -> State:
     """One round of training of the flow and its affine end; from the beginning if it restarts with another rate."""
     s, first = state.settings, state.rounds == 0
     if state.initial is None:
@@ -164,7 +164,7 @@ def train(state: State, *, name: str, restart_rate: float | None = None, is_conf
         trained=result.parameters,
         rounds=state.rounds + 1,
         evidence=None,
-        is_confirmed=state.is_confirmed or is_confirmed,
+        is_extended=state.is_extended or is_extended,
         failed=state.failed + ((name,) if result.reason == loop.TOO_MANY_BAD else ()),
         losses=(*state.losses, result.losses),
         seconds=(*state.seconds, result.seconds),
@@ -300,6 +300,7 @@ def join(state: State) -> State:
         failed=(),
         is_enlarged=False,
         is_finer=False,
+        is_extended=False,
         is_polished=False,
         polished=(),
     )

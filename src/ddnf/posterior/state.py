@@ -96,7 +96,7 @@ class State:
         rounds: rounds of training of this flow so far.
         is_enlarged: whether a larger flow has taken the place of the default one.
         is_finer: whether this flow has twice the steps that it began with.
-        is_confirmed: whether training has gone on once because more draws did not confirm that the fit is good.
+        is_extended: whether training has gone on once because more draws did not confirm that the fit is good.
         polished: Markov chains, at most one set for each of these flows.
         is_polished: whether chains have run through this flow.
         failed: names of the rounds that stopped because most steps were not finite, or ended with no density.
@@ -119,7 +119,7 @@ class State:
     rounds: int = 0
     is_enlarged: bool = False
     is_finer: bool = False
-    is_confirmed: bool = False
+    is_extended: bool = False
     polished: tuple[Polished, ...] = ()
     is_polished: bool = False
     failed: tuple[str, ...] = ()
