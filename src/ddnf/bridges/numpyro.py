@@ -13,8 +13,8 @@ from flowjax.distributions import StandardNormal, Transformed
 from jax.flatten_util import ravel_pytree
 
 from ddnf.flow.bijection import DDNF
+from ddnf.posterior.defaults import default_flow
 from ddnf.posterior.sites import Site
-from ddnf.posterior.stages import default_flow
 from ddnf.posterior.target import Details, Target
 from ddnf.system.optional import require
 

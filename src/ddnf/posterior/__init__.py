@@ -2,6 +2,7 @@
 
 from ddnf.posterior.calibration import Calibration, calibrate
 from ddnf.posterior.convergence import Convergence, convergence
+from ddnf.posterior.defaults import default_flow
 from ddnf.posterior.diagnosis import KHAT, Diagnosis, diagnose
 from ddnf.posterior.evaluate import LostFitError, draw, log_density, log_prob
 from ddnf.posterior.export import to_arviz
@@ -12,7 +13,6 @@ from ddnf.posterior.log import Log
 from ddnf.posterior.objective import End, ReverseKL, best_gradient
 from ddnf.posterior.polish import Chains
 from ddnf.posterior.result import Posterior
-from ddnf.posterior.stages import default_flow
 from ddnf.posterior.target import Details, Target
 
 __all__ = [

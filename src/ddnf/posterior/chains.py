@@ -166,14 +166,15 @@ def _starts(rng, z, points, center, deviation):
 
 def _drift(averages, sample: Sample, center, deviation) -> tuple[float, float, float, float]:
     standard = np.clip((sample.z - center) / deviation, -_CLIP, _CLIP)
-    mean, mean_error = _compared(averages[0], standard)
-    square, square_error = _compared(averages[1], standard**2)
+    count = len(sample.z) if sample.effective is None else min(sample.effective, len(sample.z))
+    mean, mean_error = _compared(averages[0], standard, count)
+    square, square_error = _compared(averages[1], standard**2, count)
     # The variance is taken about the new mean.
     variance = standard.var(axis=0)
     ratio = np.sqrt(np.maximum(1 + (square - mean**2) / variance, 0)) - 1
     energy = sample.log_weights + sample.log_q
     spread = max(float(np.std(energy)), 1e-300) if np.isfinite(energy).all() else np.nan
-    rise, rise_error = _compared(averages[2][:, None], energy[:, None])
+    rise, rise_error = _compared(averages[2][:, None], energy[:, None], count)
     return (
         _largest(mean, np.abs(mean) > _SIGNIFICANT * mean_error),
         _largest(ratio, np.abs(square) > _SIGNIFICANT * square_error),
@@ -182,18 +183,18 @@ def _drift(averages, sample: Sample, center, deviation) -> tuple[float, float, f
     )
 
 
-def _compared(averages, values):
+def _compared(averages, values, count):
     """Mean of the chains' averages minus the mean of the fit's values, and its standard error.
 
     The start of a chain is a control variate: slow chains stay near where they began, and the mean of the fit is known
-    from many more draws than there are chains.
+    from many more draws than there are chains, worth `count` independent ones.
     """
     starts, reference = values[: len(averages)], values.mean(axis=0)
     centred = starts - starts.mean(axis=0)
     variance = np.maximum(np.mean(centred**2, axis=0), 1e-300)
     slope = np.clip(np.mean(centred * (averages - averages.mean(axis=0)), axis=0) / variance, 0, 1)
     adjusted = averages - slope * (starts - reference)
-    own = values.std(axis=0) * (1 - slope) / np.sqrt(len(values))
+    own = values.std(axis=0) * (1 - slope) / np.sqrt(count)
     error = np.sqrt(adjusted.var(axis=0) / len(averages) + own**2)
     return adjusted.mean(axis=0) - reference, error
 

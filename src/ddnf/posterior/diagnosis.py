@@ -49,17 +49,31 @@ class Diagnosis(NamedTuple):
     @property
     def is_good(self) -> bool:
         """Whether more training would not change what a user looks at."""
-        # Nearly equal weights have hardly a tail to estimate k-hat from.
-        limit = KHAT if self.ess > _NEARLY_EQUAL else GOOD_KHAT
-        return self.khat < limit and self.ess > 0.985 and self.mean_shift < 0.02 and self.deviation_shift < 0.02
+        limit = KHAT if self.is_nearly_equal else GOOD_KHAT
+        return self.is_accurate and self.khat < limit and self.ess > 0.985
+
+    @property
+    def is_nearly_equal(self) -> bool:
+        """Whether weights are so nearly equal that they have hardly a tail to estimate k-hat from."""
+        return self.ess > _NEARLY_EQUAL
+
+    @property
+    def is_accurate(self) -> bool:
+        """Whether plain draws are right, and weights can be trusted to say so."""
+        limit = 1.0 if self.is_nearly_equal else KHAT
+        return self.khat < limit and self.ess > 0.98 and self.mean_shift < 0.02 and self.deviation_shift < 0.02
 
 
 class Sample(NamedTuple):
-    """Draws of a fit, their log density under the fit, and clean log weights log p - log q."""
+    """Draws of a fit, their log density under the fit, and clean log weights log p - log q.
+
+    `effective` is the number of independent draws that they are worth; None where all are independent.
+    """
 
     z: Float[np.ndarray, "n dim"]
     log_q: Float[np.ndarray, " n"]
     log_weights: Float[np.ndarray, " n"]
+    effective: float | None = None
 
 
 def evaluate(

@@ -14,6 +14,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from ddnf.flow import batch
 from ddnf.flow.random import normal_log_prob, normals
+from ddnf.system.compiling import quick_jit
 
 _BATCH = 500
 _DRAWN = 2000
@@ -63,7 +64,7 @@ def draw_in_parts(
     return z, log_q
 
 
-@eqx.filter_jit
+@quick_jit
 def _draw(flow, base, key, n):
     x, log_base = draw_base(base, key, n, flow.shape)
     z, log_det = batch.transform_and_log_det(flow, x)

@@ -11,12 +11,13 @@ from flowjax.bijections import AbstractBijection
 from jaxtyping import Array, PRNGKeyArray
 
 from ddnf.posterior.bridge import Bridge, bridge
+from ddnf.posterior.defaults import default_learning_rate, resolve_end
 from ddnf.posterior.issues import chain_issues, find_issues
 from ddnf.posterior.modes import Search
 from ddnf.posterior.objective import End, Gradient
 from ddnf.posterior.policy import next_stage, run_stage
 from ddnf.posterior.result import Posterior
-from ddnf.posterior.stages import default_learning_rate, resolve_end, training_issue
+from ddnf.posterior.stages import training_issue
 from ddnf.posterior.state import Exact, Settings, State
 from ddnf.posterior.target import Target
 from ddnf.system.checks import check_count, check_key
@@ -57,7 +58,7 @@ def fit_posterior(
         learning_rate: peak learning rate of Adam; None for 0.02, less in more than 20 dimensions.
         rounds: maximum number of rounds of training.
         searches: number of random starts of the search for modes.
-        end: the affine map after the flow: "full" (triangular), "diagonal", "auto" (full up to 1,024 dimensions); or
+        end: the affine map after the flow: "full" (triangular), "diagonal", "auto" (full up to 2,048 dimensions); or
             None for neither an affine map nor a search, the flow alone.
         gradient: "path" (path derivative: no variance where the fit is perfect) or "total" (plain reparameterization);
             None for the first wherever the flow allows it.

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import jax.random as jr
 import numpy as np
 from jaxtyping import Float, PRNGKeyArray
-from scipy import optimize
+from scipy import linalg, optimize
 
 from ddnf.flow.random import generator
 from ddnf.posterior.curvature import Derivatives
@@ -13,7 +13,7 @@ from ddnf.posterior.proper import IMPROPER
 from ddnf.posterior.target import Target
 
 # Beyond this many dimensions, covariances are diagonal.
-LARGEST_FULL = 1024
+LARGEST_FULL = 2048
 _DRAWS = 24
 _POINTS = 6
 
@@ -198,12 +198,30 @@ def merged(modes: list[Gaussian]) -> Gaussian:
     return Gaussian(mean, np.linalg.cholesky(covariance), best.elbo, best.mode)
 
 
+def _inverse_root(matrix):
+    """The lower triangle L with L L^T = matrix^-1; None unless the matrix is clearly positive definite.
+
+    Its Cholesky factor from the last row up is an upper triangle U with U U^T = matrix, so L = U^-T.
+    """
+    try:
+        upper = np.linalg.cholesky(matrix[::-1, ::-1])[::-1, ::-1]
+    except np.linalg.LinAlgError:
+        return None
+    if np.diag(upper).min() < 1e-3:
+        return None
+    return linalg.solve_triangular(upper, np.eye(len(matrix)), trans="T", lower=False)
+
+
 def _factor(precision):
     """A lower triangular L with L L^T = |precision|^-1, and half the log-determinant of that.
 
     Directions in which the target curves upwards enter by the absolute value of their curvature.
     """
     scale = np.sqrt(np.maximum(np.abs(np.diag(precision)), 1e-30))
+    triangle = _inverse_root(precision / np.outer(scale, scale))
+    if triangle is not None:
+        triangle = triangle / scale[:, None]
+        return triangle, float(np.sum(np.log(np.diag(triangle))))
     values, vectors = np.linalg.eigh(precision / np.outer(scale, scale))
     values = np.maximum(np.abs(values), max(1e-8 * np.abs(values).max(), 1e-30))
     root = (vectors / np.sqrt(values)) / scale[:, None]

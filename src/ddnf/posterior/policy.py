@@ -10,17 +10,32 @@ import numpy as np
 
 from ddnf.posterior.issues import find_issues
 from ddnf.posterior.log import Log, Row
-from ddnf.posterior.stages import check, enlarge, find_modes, fit_base, join, polish, train, unfold, uses_default_flow
+from ddnf.posterior.stages import (
+    check,
+    enlarge,
+    find_modes,
+    fit_base,
+    join,
+    polish,
+    train,
+    try_chains,
+    unfold,
+    uses_default_flow,
+)
 from ddnf.posterior.state import Candidate, State
 
 # A further round of the same training is worth its time if this ESS is near, or if the last one raised the ELBO.
 _NEARLY_GOOD = 0.9
 _GAIN = 0.05
 _SMALL_GAIN = 0.002
+# From this many dimensions on, chains through the base are tried before a flow is trained.
+_MANY_DIMENSIONS = 50
 # How often Gaussians at missed mass may join the base.
 _JOINS = 3
-# With a lower ESS than this, a larger flow comes before the chains.
+# A larger flow comes before the chains where ESS is lower than this, and -log ESS above this for each dimension: small
+# errors in many dimensions make few weights large, and do not stop chains.
 _POOR = 0.1
+_POOR_PER_DIM = 0.025
 
 Stage = Callable[[State], State]
 
@@ -57,11 +72,13 @@ def _next_training(state: State) -> Decision | str:
     settings = state.settings
     last = state.candidates[-1] if state.candidates else None
     trains = settings.flow is not None or settings.regularizer is not None or state.is_enlarged
-    if last is not None and last.is_good and (state.rounds or not trains):
+    if last is not None and _is_promising(state, last) and (state.rounds or not trains):
         return "good"
     if state.rounds == settings.rounds:
         return "no round left"
     name = _round_name(state)
+    if _may_try_chains(state):
+        return Decision(try_chains, "chains", "try chains")
     if state.rounds == 0:
         return Decision(partial(train, name=name), name, "train")
     if state.failed and state.failed[-1].endswith(f"flow {state.rounds}"):
@@ -78,6 +95,14 @@ def _next_training(state: State) -> Decision | str:
     return Decision(partial(train, name=name), name, "not good yet, train")
 
 
+def _may_try_chains(state: State) -> bool:
+    """In many dimensions chains cost less than a flow; where the base suits them, they need none."""
+    s = state.settings
+    is_first = state.rounds == 0 and not state.is_tried and not state.is_enlarged and bool(state.candidates)
+    is_free = s.exact == "auto" and s.regularizer is None and uses_default_flow(state)
+    return is_first and is_free and s.target.dim >= _MANY_DIMENSIONS
+
+
 def _round_name(state: State) -> str:
     return f"{'larger flow' if state.is_enlarged else 'flow'} {state.rounds + 1}"
 
@@ -90,9 +115,16 @@ def _after_folds(state: State, name: str) -> Decision:
 
 
 def _next_polish(state: State, reason: str) -> Decision:
-    if state.candidates and state.best.diagnosis.ess < _POOR and not state.is_enlarged and uses_default_flow(state):
+    if state.candidates and _is_poor(state) and not state.is_enlarged and uses_default_flow(state):
         return Decision(enlarge, "enlarge", f"{reason}, larger flow")
-    return Decision(polish, "polish", f"{reason}, run chains")
+    # Where a larger flow may follow, chains that do not get anywhere are given up early.
+    is_trial = uses_default_flow(state) and not state.is_enlarged
+    return Decision(partial(polish, is_trial=is_trial), "polish", f"{reason}, run chains")
+
+
+def _is_poor(state: State) -> bool:
+    dim = state.settings.target.dim
+    return state.best.diagnosis.ess < min(_POOR, np.exp(-_POOR_PER_DIM * dim))
 
 
 def _after_polish(state: State) -> Decision:
@@ -108,13 +140,24 @@ def _after_check(state: State) -> Decision:
     missed, settings = state.evidence.missed, state.settings
     if missed and uses_default_flow(state) and state.joined < _JOINS:
         return Decision(join, f"join {state.joined + 1}", f"{missed[0].share:.0%} of the mass missed, join it")
-    if not state.polished and (find_issues(state.evidence) or not state.best.is_good):
+    if not state.polished and (find_issues(state.evidence) or not _is_enough(state, state.best)):
         if state.rounds < settings.rounds and uses_default_flow(state) and not state.is_extended:
             name = _round_name(state)
             return Decision(partial(train, name=name, is_extended=True), name, "not confirmed, train")
         if settings.exact == "auto" and find_issues(state.evidence):
             return _next_polish(state, "issues found")
     return Decision(None, "", f"return {state.best.stage if state.exact is None else 'chains'}")
+
+
+def _is_enough(state: State, candidate: Candidate) -> bool:
+    """Whether a fit needs no more training: less is asked where chains may follow."""
+    is_alone = state.settings.exact == "never" or not uses_default_flow(state)
+    return candidate.is_good or (not is_alone and candidate.is_sound and candidate.diagnosis.is_accurate)
+
+
+def _is_promising(state: State, candidate: Candidate) -> bool:
+    """Whether more draws may confirm that a fit is good."""
+    return candidate.is_good or (candidate.diagnosis.is_nearly_equal and _is_enough(state, candidate))
 
 
 def _gain(candidates: tuple[Candidate, ...]) -> float:
@@ -137,7 +180,8 @@ def run_stage(state: State, decision: Decision) -> State:
     new = state.candidates[known:]
     following = next_stage(state)
     row = Row(decision.name, time.perf_counter() - began, spent, decision=following.reason or following.name)
-    if new:
-        diagnosis = new[0].diagnosis
+    is_checked = state.evidence is not None and state.exact is None
+    diagnosis = new[0].diagnosis if new else state.best.diagnosis if is_checked else None
+    if diagnosis is not None:
         row = row._replace(elbo=diagnosis.elbo, khat=diagnosis.khat, ess=diagnosis.ess)
     return dataclasses.replace(state, log=Log([*state.log, row]))

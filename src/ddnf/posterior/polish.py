@@ -1,8 +1,8 @@
 """Exact draws: Markov chains through a fitted flow, run until they have converged.
 
 32 chains start from draws of the flow, resampled by their importance. Runs of growing length follow each other: each is
-made with fixed settings and judged; one that has not converged, or is too short, serves to tune the next and is
-dropped.
+made with fixed settings and judged. One that has not converged serves to tune the next and is dropped; one that has
+converged and is too short goes on.
 """
 
 import dataclasses
@@ -24,6 +24,11 @@ RHAT = 1.01
 # Effective draws below which quantiles are too noisy to report.
 LEAST_ESS = 400
 _ENOUGH_ESS = 4000
+# The same for chains that have cost `_MANY_GRADIENTS`: they go through a flow that leaves them little to move in.
+_LEAST_ENOUGH_ESS = 1000
+_MANY_GRADIENTS = 500_000
+# R-hat beyond which chains have not even met after tuning.
+_APART = 1.2
 _LONGEST = 64
 _TUNING = 2
 _RUNS = 10
@@ -76,7 +81,7 @@ class Chains:
 
     def is_slow(self, khat: float) -> bool:
         """Whether chains that ran out of budget went through a flow that misses part of the target, so may they."""
-        return self.ess < _ENOUGH_ESS and khat > KHAT
+        return self.ess < _LEAST_ENOUGH_ESS and khat > KHAT
 
 
 class _Run(NamedTuple):
@@ -104,33 +109,41 @@ class _Run(NamedTuple):
         return self.ess / (self.transitions * (self.length + 1))
 
 
-def run_polish(key: PRNGKeyArray, space: Space, *, draws: int, progress: bool) -> Chains:
-    """Runs chains until they have converged and have `_ENOUGH_ESS` effective draws, or the budget is spent."""
+def run_polish(key: PRNGKeyArray, space: Space, *, draws: int, progress: bool, is_trial: bool = False) -> Chains:
+    """Runs chains until they have converged and have `_ENOUGH_ESS` effective draws, or the budget is spent.
+
+    A trial has a smaller budget, and ends when the chains are far apart after tuning.
+    """
+    budget = _MANY_GRADIENTS if is_trial else _MOST_GRADIENTS
     start_key, run_key = jr.split(key)
     kernel = _initial_kernel(space.flow.shape[0])
     position = _start(start_key, space, kernel)
     lengths: dict[int, float] = {}
-    spent, transitions, latest = CHAINS * CHUNK, 2 * CHUNK, None
+    spent, transitions, latest, is_settled = CHAINS * CHUNK, 2 * CHUNK, None, False
     with tqdm(total=_RUNS, desc="posterior, polish", disable=not progress, unit="run") as bar:
         for number in range(_RUNS):
             is_tuning = number < _TUNING
-            kernel, position = _tuned(jr.fold_in(run_key, 2 * number), space, kernel, position)
-            spent += CHUNK * CHAINS * (int(kernel.length) + 1)
-            latest, position = _run(jr.fold_in(run_key, 2 * number + 1), space, kernel, position, transitions)
-            spent += transitions * CHAINS * (latest.length + 1)
+            if not is_settled:
+                kernel, position = _tuned(jr.fold_in(run_key, 2 * number), space, kernel, position)
+                spent += CHUNK * CHAINS * (int(kernel.length) + 1)
+            new, position = _run(jr.fold_in(run_key, 2 * number + 1), space, kernel, position, transitions)
+            spent += transitions * CHAINS * (new.length + 1)
+            latest = new if not is_settled or latest is None else _joined(latest, new)
             bar.update()
             bar.set_postfix_str(f"R-hat {latest.convergence.rhat.max():.3f}, ESS {latest.ess:.0f}")
             lengths[latest.length] = latest.efficiency
             following, length = kernel, latest.length
-            if not latest.is_converged or is_tuning:
+            is_settled = latest.is_converged and not is_tuning
+            if not is_settled:
                 length = _next_length(lengths, latest.length)
                 following = _whitened(kernel, latest)._replace(length=jnp.asarray(length))
-            left = (_MOST_GRADIENTS - spent) // (CHAINS * (length + 1)) // CHUNK * CHUNK
-            is_enough = latest.is_converged and latest.ess >= _ENOUGH_ESS
-            # A shorter run than this one would not be better.
-            if is_enough or left < max(latest.transitions, 1) or number == _RUNS - 1:
+            left = (budget - spent) // (CHAINS * (length + 1)) // CHUNK * CHUNK
+            # A shorter run than this one would not be better, unless it goes on.
+            is_last = left < (CHUNK if is_settled else latest.transitions) or number == _RUNS - 1
+            is_hopeless = is_trial and number >= _TUNING and latest.convergence.rhat.max() > _APART
+            if _is_enough(latest, spent) or is_last or is_hopeless:
                 break
-            kernel, transitions = following, min(_next_transitions(latest, is_tuning), left)
+            kernel, transitions = following, min(_next_transitions(latest, is_tuning, is_settled), left)
     assert latest is not None
     return _thinned(latest, kernel, position, draws, spent)
 
@@ -203,11 +216,25 @@ def _next_length(lengths: dict[int, float], latest: int) -> int:
     return untried[0] if untried else best
 
 
-def _next_transitions(latest: _Run, is_tuning: bool) -> int:
-    """As many as should be enough, at most four times as many as before."""
+def _is_enough(latest: _Run, spent: int) -> bool:
+    enough = _ENOUGH_ESS if spent < _MANY_GRADIENTS else _LEAST_ENOUGH_ESS
+    return latest.is_converged and latest.ess >= enough
+
+
+def _joined(first: _Run, second: _Run) -> _Run:
+    """Two runs with the same settings, one after the other."""
+    pairs = zip(first.trace, second.trace, strict=True)
+    trace: Any = Trace(*(np.concatenate(pair, axis=1) for pair in pairs))  # pyright: ignore[reportArgumentType]
+    return _Run(trace, convergence(trace.z), first.length)
+
+
+def _next_transitions(latest: _Run, is_tuning: bool, is_settled: bool) -> int:
+    """As many as should be enough, at most four times as many as before; a settled run needs only the rest."""
     if is_tuning:
         return 2 * CHUNK
     needed = 1.2 * _ENOUGH_ESS / max(latest.ess, 1.0) * latest.transitions
+    if is_settled:
+        return int(np.ceil(np.clip(needed - latest.transitions, CHUNK, 2 * latest.transitions) / CHUNK)) * CHUNK
     return int(np.ceil(np.clip(needed, 4 * CHUNK, 4 * latest.transitions) / CHUNK)) * CHUNK
 
 

@@ -6,36 +6,36 @@ add a candidate each, with its diagnosis; the best candidate is the result, or t
 """
 
 import dataclasses
-from functools import lru_cache, partial
 
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 from flowjax.bijections import AbstractBijection, Chain
-from jaxtyping import Array, PRNGKeyArray
+from jaxtyping import Array
 
-from ddnf.flow.bijection import DDNF
 from ddnf.flow.folds import folded_share
 from ddnf.flow.parts import as_exact
-from ddnf.flow.scaling import ScalingField
+from ddnf.flow.random import generator
 from ddnf.posterior.bridge import bridge
+from ddnf.posterior.defaults import default_flow, larger_flow
 from ddnf.posterior.diagnosis import EVALUATED, GOOD_KHAT, KHAT, QUICKLY, Sample, diagnose_sample, evaluate
 from ddnf.posterior.evaluate import LostFitError
 from ddnf.posterior.hmc import Space
 from ddnf.posterior.importance import psis
 from ddnf.posterior.issues import gather_evidence, probe_points, random_starts
 from ddnf.posterior.mixture import mixture_at_modes
-from ddnf.posterior.modes import LARGEST_FULL, Gaussian, gaussians, merged, with_more_modes
-from ddnf.posterior.objective import End, PathGradient, ReverseKL, Whitening, best_gradient, whitening
+from ddnf.posterior.modes import Gaussian, gaussians, merged, with_more_modes
+from ddnf.posterior.objective import PathGradient, ReverseKL, Whitening, best_gradient, whitening
 from ddnf.posterior.polish import Chains, run_polish
 from ddnf.posterior.proper import check_proper
 from ddnf.posterior.state import Candidate, Polished, Settings, State
 from ddnf.posterior.target import Target
 from ddnf.training import loop
 
-# Training steps of the first round, which is enough for most targets, and of later ones.
+# Training steps of the first round, which is enough for most targets, of one more where it nearly was, and of others.
 FIRST_STEPS = 600
 STEPS = 2500
+_NEAR = 0.97
 _REFINEMENTS = 3
 
 
@@ -146,7 +146,8 @@ def train(state: State, *, name: str, restart_rate: float | None = None, is_exte
         jnp.asarray(1.5 if is_wide else 1.0),
         state.base,
     )
-    oracle = _oracle(objective.path, s.target) if gradient == "path" else None
+    is_short = s.flow is None and s.target.dim > 2 and not state.is_enlarged
+    oracle = _oracle(objective.path, s.target, is_short) if gradient == "path" else None
     result = loop.fit(
         jr.fold_in(s.fit_key, state.rounds + 100 * state.joined),
         state.trained,
@@ -174,14 +175,16 @@ def train(state: State, *, name: str, restart_rate: float | None = None, is_exte
 
 
 def _default_steps(state: State) -> int:
-    is_short = state.rounds == 0 and not state.is_enlarged and state.settings.target.dim > 2
-    return FIRST_STEPS if is_short else STEPS
+    if state.is_enlarged or state.settings.target.dim <= 2 or state.is_extended:
+        return STEPS
+    is_near = bool(state.candidates) and state.candidates[-1].diagnosis.ess > _NEAR
+    return FIRST_STEPS if state.rounds == 0 or (state.rounds == 1 and is_near) else STEPS
 
 
-def _oracle(objective: PathGradient, target: Target) -> loop.Oracle:
+def _oracle(objective: PathGradient, target: Target, is_short: bool = False) -> loop.Oracle:
     """The target's values and gradients: the program of the training does not contain the target."""
     gradients = target.programs.batch_gradients(objective.batch)
-    return loop.Oracle(objective.ask, lambda asked: gradients(asked.z), objective.rows(target.dim))
+    return loop.Oracle(objective.ask, lambda asked: gradients(asked.z), objective.rows(target.dim), is_short)
 
 
 def _checkpoint(state: State) -> str | None:
@@ -227,13 +230,12 @@ def _chain_points(chains: Chains) -> Array:
     return jnp.asarray(np.resize(x, (500, x.shape[1])))
 
 
-def polish(state: State) -> State:
+def polish(state: State, *, is_trial: bool = False) -> State:
     """Markov chains through the flow of the best candidate; checks of an earlier result are void."""
     s, best = state.settings, state.best
     key = jr.fold_in(s.check_key, 1000 + len(state.polished) + 10 * state.joined)
-    chains = run_polish(
-        key, Space(s.target.programs.density, best.flow, best.base), draws=EVALUATED, progress=s.progress
-    )
+    space = Space(s.target.programs.density, best.flow, best.base)
+    chains = run_polish(key, space, draws=EVALUATED, progress=s.progress, is_trial=is_trial)
     return dataclasses.replace(
         state,
         polished=(*state.polished, Polished(best, chains)),
@@ -241,6 +243,14 @@ def polish(state: State) -> State:
         gradients=state.gradients + chains.gradients,
         evidence=None,
     )
+
+
+def try_chains(state: State) -> State:
+    """Markov chains through the base alone; they are given up early, and dropped, if they do not converge."""
+    tried = polish(state, is_trial=True)
+    if tried.polished[-1].is_good:
+        return dataclasses.replace(tried, is_tried=True)
+    return dataclasses.replace(state, gradients=tried.gradients, is_tried=True)
 
 
 def enlarge(state: State) -> State:
@@ -301,6 +311,7 @@ def join(state: State) -> State:
         is_enlarged=False,
         is_finer=False,
         is_extended=False,
+        is_tried=False,
         is_polished=False,
         polished=(),
     )
@@ -316,46 +327,6 @@ def training_issue(state: State) -> str | None:
         rounds = ", ".join(state.failed)
         return f"Training was not finite in {rounds}; the result is that of stage {best.stage}. {advice}"
     return f"{best.skipped} steps of stage {best.stage} were skipped, not finite; the result has the others. {advice}"
-
-
-def default_flow(key: PRNGKeyArray, dim: int) -> DDNF:
-    """The flow that `fit_posterior` takes where none is given.
-
-    Example:
-        >>> import jax.random as jr
-        >>> default_flow(jr.key(0), 3).shape
-        (3,)
-    """
-    if dim <= 2:
-        return DDNF(key, dim, blocks=4, steps=4, hidden=(16, 16), activation="softplus")
-    return _scaling_flow(key, dim, 8, 3)
-
-
-def larger_flow(key: PRNGKeyArray, dim: int) -> DDNF:
-    """The flow that takes the place of the default one where that is not good enough."""
-    if dim <= 2:
-        return DDNF(key, dim, blocks=8, steps=8, hidden=(16, 16), activation="softplus")
-    return _scaling_flow(key, dim, 16, 6)
-
-
-def _scaling_flow(key, dim, blocks, units):
-    return DDNF(key, dim, blocks=blocks, steps=2, field=_scaling_field(dim, units))
-
-
-@lru_cache
-def _scaling_field(dim, units):
-    # The same object each time: a new one would be compiled again.
-    return partial(ScalingField, dim=dim, units=units)
-
-
-def default_learning_rate(dim: int) -> float:
-    """Peak learning rate of Adam; smaller in many dimensions, where noise of many parameters adds up."""
-    return 2e-2 * min(1.0, (20 / dim) ** 0.5)
-
-
-def resolve_end(end, dim: int) -> End | None:
-    """The kind of affine end, with "auto" resolved."""
-    return ("full" if dim <= LARGEST_FULL else "diagonal") if end == "auto" else end
 
 
 def _with_candidate(state: State, name: str, skipped: int) -> State:
@@ -382,9 +353,12 @@ def _uses_mixtures(settings: Settings) -> bool:
 def _sample_of(polished: Polished, settings: Settings) -> Sample:
     """The chains' draws as those of a fit that is exact: every weight is the evidence."""
     log_evidence = bridge(polished.candidate.sample, polished.chains).log_evidence
-    z = np.swapaxes(polished.chains.z, 0, 1).reshape(-1, settings.target.dim).astype(float)
+    z = polished.chains.z.reshape(-1, settings.target.dim).astype(float)
+    # In random order: neighbours in a chain are alike, and checks begin with the first draws.
+    z = generator(settings.check_key).permutation(z)
     log_p = settings.target.programs.values(z)
-    return Sample(z, log_p - log_evidence, np.where(np.isfinite(log_p), log_evidence, -np.inf))
+    weights = np.where(np.isfinite(log_p), log_evidence, -np.inf)
+    return Sample(z, log_p - log_evidence, weights, polished.chains.ess)
 
 
 def _merged_flow(flow, whiten) -> AbstractBijection:

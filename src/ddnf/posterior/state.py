@@ -97,6 +97,7 @@ class State:
         is_enlarged: whether a larger flow has taken the place of the default one.
         is_finer: whether this flow has twice the steps that it began with.
         is_extended: whether training has gone on once because more draws did not confirm that the fit is good.
+        is_tried: whether chains through the base alone have been tried.
         polished: Markov chains, at most one set for each of these flows.
         is_polished: whether chains have run through this flow.
         failed: names of the rounds that stopped because most steps were not finite, or ended with no density.
@@ -120,6 +121,7 @@ class State:
     is_enlarged: bool = False
     is_finer: bool = False
     is_extended: bool = False
+    is_tried: bool = False
     polished: tuple[Polished, ...] = ()
     is_polished: bool = False
     failed: tuple[str, ...] = ()

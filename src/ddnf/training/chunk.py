@@ -11,6 +11,8 @@ import optax
 from jax import lax
 from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 
+from ddnf.system.compiling import quick_jit
+
 
 class Draw(NamedTuple):
     """What a step's loss is computed from, besides the parameters."""
@@ -28,11 +30,13 @@ class Oracle(NamedTuple):
         answer: from what is asked to a tuple of answers; a function of its own. ``(asked, *answers)`` are the `rows` of
             the step's `Draw`.
         rows: shapes and types of these.
+        is_short: whether there are so few steps that they should compile in less time and run more slowly.
     """
 
     ask: Callable[[PyTree, PRNGKeyArray], Any]
     answer: Callable[[Any], tuple]
     rows: PyTree
+    is_short: bool = False
 
 
 class State(eqx.Module):
@@ -80,9 +84,10 @@ def run_chunk(
     keys, first = inputs[0], state.chunk * run.length
     carry, records = (state.parameters, state.memory, state.average), []
     rows = jax.tree.map(lambda row: np.zeros(row.shape, row.dtype), oracle.rows)
+    step = _short_step if oracle.is_short else _long_step
     # The step before the first changes nothing: it asks for the first.
     for number in range(-1, run.length):
-        carry, record, asked = _step(run, oracle.ask, carry, static, keys, np.int32(number), first, rows)
+        carry, record, asked = step(run, oracle.ask, carry, static, keys, np.int32(number), first, rows)
         rows = (asked, *oracle.answer(asked)) if number + 1 < run.length else rows
         records.append(record)
     gathered = [np.array(values) for values in zip(*jax.device_get(records[1:]), strict=True)]
@@ -102,7 +107,6 @@ def _run(run: Chunk, state: State, static: PyTree, data: PyTree, held_out: PyTre
     return _end_of_chunk(run, state, static, held_out, carry, records)
 
 
-@eqx.filter_jit
 def _step(run: Chunk, ask: Callable, carry, static, keys, number, first, rows):
     """One step, and what is asked for the next."""
     draw = Draw(keys[number], first + number, rows)
@@ -110,7 +114,10 @@ def _step(run: Chunk, ask: Callable, carry, static, keys, number, first, rows):
     return carry, record, ask(eqx.combine(carry[0], static), keys[number + 1])
 
 
-@eqx.filter_jit
+_long_step, _short_step = eqx.filter_jit(_step), quick_jit(_step)
+
+
+@quick_jit
 def _end(run, state, static, held_out, carry, records):
     return _end_of_chunk(run, state, static, held_out, carry, records)
 

@@ -19,6 +19,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree, Scalar
 from tqdm.auto import tqdm
 
 from ddnf.system.checks import check_count, check_key
+from ddnf.system.compiling import quick_jit
 from ddnf.training.checkpoint import Checkpoints, fingerprint
 from ddnf.training.chunk import Chunk, Draw, Oracle, State, run_chunk
 
@@ -160,7 +161,9 @@ def fit(
     seen = (
         jax.ShapeDtypeStruct((), float) if validate is None else eqx.filter_eval_shape(validate, parameters, held_out)
     )
-    state = _initial_state(arrays, optimizer, -(-steps // chunk), seen.shape, None if average is None else arrays)
+    # Room for a multiple of 32 chunks: most runs share the programs that contain it.
+    chunks = -(-steps // chunk // 32) * 32
+    state = _initial_state(arrays, optimizer, chunks, seen.shape, None if average is None else arrays)
     run = Chunk(loss, optimizer.update, validate, chunk, jnp.asarray(steps), average)
     # Random numbers of a chunk derive from its number, so the state holds none.
     mark = fingerprint((jr.key_data(key), arrays, data, held_out), steps, chunk, batch)
@@ -194,7 +197,7 @@ def _inputs(key, chunk, data, length, batch) -> tuple[PyTree, Int[Array, "steps 
     return _drawn(key, chunk, count, length, batch)
 
 
-@eqx.filter_jit
+@quick_jit
 def _drawn(key, chunk, count, length, batch):
     # Not part of `_run`: random numbers take long to compile, and this program is the same for every model.
     step_key, row_key = jr.split(jr.fold_in(key, chunk))
