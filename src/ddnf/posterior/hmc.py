@@ -126,7 +126,7 @@ def run(
 def _transition(space: Space, key, kernel: Kernel, before: Position):
     """A Hamiltonian trajectory, then a proposal from the flow, independent of where the chain is.
 
-    Steps have many sizes, because narrow places need small ones. The proposal is the last iteration of the same loop,
+    Some trajectories take small steps, which narrow places need. The proposal is the last iteration of the same loop,
     so that the flow and the target are compiled once.
     """
     n, dim = before.x.shape
@@ -134,7 +134,7 @@ def _transition(space: Space, key, kernel: Kernel, before: Position):
     momentum = normals(momentum_key, n, (dim,)).astype(before.x.dtype)
     proposal = draw_base(space.base, base_key, n, (dim,))[0].astype(before.x.dtype)
     size, kind, *accept = jr.uniform(uniform_key, (4, n), before.x.dtype)
-    step = (jnp.exp(kernel.log_step) * jnp.exp(-3.2 * size * kind))[:, None]
+    step = (jnp.exp(kernel.log_step) * jnp.where(kind < 0.15, 0.15, 0.5 + 0.5 * size))[:, None]
 
     def evaluate(number, carry):
         position, p, _ = carry
