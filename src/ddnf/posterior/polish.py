@@ -1,8 +1,8 @@
 """Exact draws: Markov chains through a fitted flow, run until they have converged.
 
 32 chains start from draws of the flow, resampled by their importance. Runs of growing length follow each other: each is
-made with fixed settings and judged. One that has not converged serves to tune the next and is dropped; one that has
-converged and is too short goes on.
+made with fixed settings and judged. As long as the chains have not met, a run serves to tune the next and is dropped;
+then it goes on until it has converged and is long enough.
 """
 
 import dataclasses
@@ -27,7 +27,8 @@ _ENOUGH_ESS = 4000
 # The same for chains that have cost `_MANY_GRADIENTS`: they go through a flow that leaves them little to move in.
 _LEAST_ENOUGH_ESS = 1000
 _MANY_GRADIENTS = 500_000
-# R-hat beyond which chains have not even met after tuning.
+# R-hat below which chains have met, so that what follows is more of the same; and beyond which they are far from it.
+_MET = 1.05
 _APART = 1.2
 _LONGEST = 64
 _TUNING = 2
@@ -133,7 +134,7 @@ def run_polish(key: PRNGKeyArray, space: Space, *, draws: int, progress: bool, i
             bar.set_postfix_str(f"R-hat {latest.convergence.rhat.max():.3f}, ESS {latest.ess:.0f}")
             lengths[latest.length] = latest.efficiency
             following, length = kernel, latest.length
-            is_settled = latest.is_converged and not is_tuning
+            is_settled = bool(latest.convergence.rhat.max() < _MET) and not is_tuning
             if not is_settled:
                 length = _next_length(lengths, latest.length)
                 following = _whitened(kernel, latest)._replace(length=jnp.asarray(length))
@@ -232,10 +233,11 @@ def _next_transitions(latest: _Run, is_tuning: bool, is_settled: bool) -> int:
     """As many as should be enough, at most four times as many as before; a settled run needs only the rest."""
     if is_tuning:
         return 2 * CHUNK
-    needed = 1.2 * _ENOUGH_ESS / max(latest.ess, 1.0) * latest.transitions
-    if is_settled:
-        return int(np.ceil(np.clip(needed - latest.transitions, CHUNK, 2 * latest.transitions) / CHUNK)) * CHUNK
-    return int(np.ceil(np.clip(needed, 4 * CHUNK, 4 * latest.transitions) / CHUNK)) * CHUNK
+    before = latest.transitions
+    needed = 1.2 * _ENOUGH_ESS / max(latest.ess, 1.0) * before
+    needed = needed if latest.is_converged else max(needed, 2 * before)
+    more = np.clip(needed - before, CHUNK, 3 * before) if is_settled else np.clip(needed, 4 * CHUNK, 4 * before)
+    return int(np.ceil(more / CHUNK)) * CHUNK
 
 
 def _thinned(latest: _Run, kernel, position, draws, spent) -> Chains:
