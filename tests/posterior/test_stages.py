@@ -14,7 +14,7 @@ from ddnf.posterior.modes import Search
 from ddnf.posterior.policy import next_stage
 from ddnf.posterior.programs import Programs
 from ddnf.posterior.regions import Normal, missed_mass
-from tests.models.cases import EASY, HARD, gaussian
+from tests.models.cases import EASY, HARD, funnel, gaussian, independent, judge
 
 QUICK = dict(progress=False, steps=200, exact="never")
 
@@ -33,6 +33,29 @@ def test_a_gaussian_needs_no_training():
     assert posterior.stage == "base" and not posterior.issues and len(posterior.losses) == 0
     assert [row.stage for row in posterior.log] == ["modes", "base", "check"]
     assert posterior.gradients == posterior.log.gradients > 0
+
+
+def test_in_many_dimensions_chains_come_before_a_flow():
+    case = independent(lambda x: -jnp.cosh(x) - jnp.exp(x / 2), -9, 9, 50)
+    posterior = ddnf.fit_posterior(jr.key(0), ddnf.Target(case.log_density, 50), progress=False)
+    assert [row.stage for row in posterior.log] == ["modes", "base", "chains", "check"]
+    assert posterior.chains is not None and posterior.chains.is_converged and not posterior.issues
+    draws = np.asarray(posterior.sample(jr.key(1), 10_000), float)
+    assert judge(draws, case.mean, case.deviation, ess=posterior.chains.ess, tolerance=0.02).is_right
+
+
+def test_chains_that_get_nowhere_are_given_up():
+    """In a funnel, where the flow comes next."""
+    from ddnf.posterior.stages import find_modes, fit_base, try_chains
+    from ddnf.posterior.state import Settings, State
+
+    target, keys = ddnf.Target(funnel(50, 3.0).log_density, 50), jr.split(jr.key(0), 4)
+    settings = Settings(target, None, 10, 8, 0.1, 1, 1, "full", None, None, None, None, "auto", False, *keys)
+    base = fit_base(find_modes(State(settings, Search(target), 0.1)))
+    assert next_stage(base).name == "chains"
+    tried = try_chains(base)
+    assert not tried.polished and 0 < tried.gradients < 500_000
+    assert next_stage(tried).name == "flow 1"
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -165,6 +188,13 @@ def test_chains_stay_where_the_fit_is_right(seed):
     case, z = gaussian(np.zeros(5), np.eye(5)), np.random.default_rng(seed).normal(size=(10_000, 5))
     drift = run_chains(jr.key(seed), ddnf.Target(case.log_density, 5), sample_of(case, z, 0 * z[:, 0]), z[:0])
     assert drift.mean == drift.deviation == drift.energy == 0 and drift.error < 0.05
+
+
+def test_draws_that_are_alike_say_less():
+    case, z = gaussian(np.zeros(2), np.eye(2)), np.random.default_rng(0).normal(size=(10_000, 2))
+    target, sample = ddnf.Target(case.log_density, 2), sample_of(case, z, 0 * z[:, 0])
+    few, many = (run_chains(jr.key(0), target, sample._replace(effective=n), z[:0]).error for n in (200.0, None))
+    assert few > 1.3 * many
 
 
 def test_mass_beside_the_fit_is_found():

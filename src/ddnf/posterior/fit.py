@@ -43,7 +43,8 @@ def fit_posterior(
 ) -> Posterior:
     """Fits a flow to a target by minimizing KL(q|p): variational inference without tuning, made exact where needed.
 
-    A search for modes gives a Gaussian, which standardizes the target. A flow, close to the identity at first, and an
+    A search for modes gives a Gaussian, which standardizes the target. From 50 dimensions on, Markov chains are tried
+    next, and returned if they converge at once. A flow, close to the identity at first, and an
     affine map after it are trained on their own draws. Where importance weights show that it is nearly good enough,
     training goes on from where it is, for at most `rounds` rounds; it starts again with a smaller learning rate if the
     flow folds or has become worse than the Gaussian. Where it is not good enough, Markov chains through the best flow
@@ -53,7 +54,8 @@ def fit_posterior(
         key: random key.
         target: a `Target`, from `from_numpyro`, `from_pymc` or a log density.
         flow: a bijection (dim,) -> (dim,) to train instead of the default for this dimension.
-        steps: training steps of each round; None for 2,500, and 600 in the first round above two dimensions.
+        steps: training steps of each round; None for 2,500, and above two dimensions 600 in the first round and in a
+            second one that needs little more.
         batch: draws per step; twice as many for a larger flow.
         learning_rate: peak learning rate of Adam; None for 0.02, less in more than 20 dimensions.
         rounds: maximum number of rounds of training.

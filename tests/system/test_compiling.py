@@ -1,0 +1,20 @@
+"""Programs that compile in less time."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from ddnf.system import compiling
+
+
+@pytest.mark.parametrize("options", [compiling._QUICK, {"no_such_option": True}])
+def test_values_do_not_depend_on_the_options(monkeypatch, options):
+    """Nor does anything fail where the installed XLA does not know them."""
+    monkeypatch.setattr(compiling, "_QUICK", options)
+    compiling._options.cache_clear()
+    x = jnp.linspace(0.0, 1.0, 7)
+    value = compiling.quick_jit(lambda x: jnp.sum(jnp.tanh(x) ** 2))(x)
+    assert abs(value - jnp.sum(jnp.tanh(x) ** 2)) < 1e-6
+    known = jax.default_backend() == "cpu" and "no_such_option" not in options
+    assert compiling._options() == (options if known else {})
+    compiling._options.cache_clear()
