@@ -14,7 +14,7 @@ from ddnf.posterior.chains import Drift, run_chains
 from ddnf.posterior.diagnosis import KHAT, Diagnosis, Sample, diagnose_sample, evaluate
 from ddnf.posterior.evaluate import Base
 from ddnf.posterior.modes import Gaussian, Search
-from ddnf.posterior.polish import LEAST_ESS, RHAT, Chains
+from ddnf.posterior.polish import LEAST_ESS, RHAT, WEIGHTS_RHAT, Chains
 from ddnf.posterior.proper import tail_index
 from ddnf.posterior.regions import Missed, Normal, bulk_radius, missed_mass
 from ddnf.posterior.target import Target
@@ -150,6 +150,14 @@ def chain_issues(chains: Chains, khat: float) -> tuple[str, ...]:
         found.append(
             f"Markov chains have not converged: R-hat is {chains.rhat:.3f} (limit {RHAT}), the effective sample size "
             f"{chains.ess:.0f} (at least {LEAST_ESS}). Use float64, a larger flow, or reparameterize the model."
+        )
+    elif not chains.is_converged:
+        weights = chains.weights_convergence
+        effective = min(weights.ess_bulk[0], weights.ess_tail[0])
+        found.append(
+            f"Markov chains stay for long where the flow has too little density: R-hat of log p / q is "
+            f"{weights.rhat[0]:.3f} (limit {WEIGHTS_RHAT}), its effective sample size {effective:.0f} (at least "
+            f"{LEAST_ESS}). Shares of such places are not known. Use a larger flow, or reparameterize the model."
         )
     elif chains.is_slow(khat):
         found.append(

@@ -6,6 +6,7 @@ then it goes on until it has converged and is long enough.
 """
 
 import dataclasses
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -21,6 +22,8 @@ from ddnf.posterior.hmc import CHUNK, Kernel, Position, Space, Trace, nowhere, r
 
 CHAINS = 32
 RHAT = 1.01
+# Limit for the log weights, which chains move through more slowly than through most parameters.
+WEIGHTS_RHAT = 1.03
 # Effective draws below which quantiles are too noisy to report.
 LEAST_ESS = 400
 _ENOUGH_ESS = 4000
@@ -76,9 +79,15 @@ class Chains:
         """The smallest effective sample size, of bulk and tails."""
         return float(min(self.convergence.ess_bulk.min(), self.convergence.ess_tail.min()))
 
+    @cached_property
+    def weights_convergence(self) -> Convergence:
+        """R-hat and effective sample sizes of the log weights: chains that stay for long where p / q is large show it
+        here, even where no parameter does."""
+        return convergence(self.log_weights[..., None])
+
     @property
     def is_converged(self) -> bool:
-        return self.rhat < RHAT and self.ess >= LEAST_ESS
+        return _is_converged(self.convergence, self.weights_convergence)
 
     def is_slow(self, khat: float) -> bool:
         """Whether chains that ran out of budget went through a flow that misses part of the target, so may they."""
@@ -90,6 +99,7 @@ class _Run(NamedTuple):
 
     trace: Any
     convergence: Convergence
+    weights_convergence: Convergence
     length: int
 
     @property
@@ -102,7 +112,7 @@ class _Run(NamedTuple):
 
     @property
     def is_converged(self) -> bool:
-        return bool(self.convergence.rhat.max() < RHAT and self.ess >= LEAST_ESS)
+        return _is_converged(self.convergence, self.weights_convergence)
 
     @property
     def efficiency(self) -> float:
@@ -188,7 +198,19 @@ def _run(key, space, kernel, position, transitions) -> tuple[_Run, Position]:
         parts.append(trace)
     arrays = (np.concatenate([np.asarray(array) for array in arrays]) for arrays in zip(*parts, strict=True))
     trace: Any = Trace(*(np.swapaxes(array, 0, 1) for array in arrays))  # pyright: ignore[reportArgumentType]
-    return _Run(trace, convergence(trace.z), int(kernel.length)), position
+    return _judged(trace, int(kernel.length)), position
+
+
+def _judged(trace, length) -> _Run:
+    return _Run(trace, convergence(trace.z), convergence(trace.log_weight[..., None]), length)
+
+
+def _is_converged(parameters: Convergence, weights: Convergence) -> bool:
+    limits = (parameters, RHAT), (weights, WEIGHTS_RHAT)
+    return all(
+        found.rhat.max() < limit and min(found.ess_bulk.min(), found.ess_tail.min()) >= LEAST_ESS
+        for found, limit in limits
+    )
 
 
 def _whitened(kernel: Kernel, latest: _Run) -> Kernel:
@@ -226,7 +248,7 @@ def _joined(first: _Run, second: _Run) -> _Run:
     """Two runs with the same settings, one after the other."""
     pairs = zip(first.trace, second.trace, strict=True)
     trace: Any = Trace(*(np.concatenate(pair, axis=1) for pair in pairs))  # pyright: ignore[reportArgumentType]
-    return _Run(trace, convergence(trace.z), first.length)
+    return _judged(trace, first.length)
 
 
 def _next_transitions(latest: _Run, is_tuning: bool, is_settled: bool) -> int:
