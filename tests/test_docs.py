@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from docs._build import reference, results, tutorials
+from docs._build import links, reference, results, tutorials
 
 import ddnf
 from ddnf import flows
@@ -78,16 +78,40 @@ def test_a_page_has_code_output_and_pictures(tmp_path):
     assert len(list(tmp_path.glob("small-*.svg"))) == 1 and "Line2D" not in page
 
 
+def test_broken_links_are_found(tmp_path):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "index.html").write_text("<h1 id='top'>Title</h1><img src='picture.png'>")
+    good = "<a href='folder/'>1</a><a href='folder/#top'>2</a><a href='https://example.org/x'>3</a><a href='?q#'>4</a>"
+    (tmp_path / "start.html").write_text(f"{good}<a href='gone.html'>5</a><a href='folder/index.html#gone'>6</a>")
+    found = ["folder/index.html: picture.png", "start.html: gone.html", "start.html: folder/index.html#gone"]
+    assert links.broken(tmp_path) == found
+
+
 def test_every_tutorial_is_run():
     assert set(SCRIPTS) == set(TINY)
+
+
+def _run_python(arguments, folder):
+    """Runs Python in a process of its own, in an empty folder."""
+    environment = dict(PYTHONPATH=str(ROOT / "src"), MPLBACKEND="agg", PATH="", HOME=str(folder), JAX_PLATFORMS="cpu")
+    command = [sys.executable, "-W", "ignore", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=folder)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TINY)
 def test_tutorials_run(name, tmp_path):
-    command = [sys.executable, "-W", "ignore", str(SCRIPTS[name]), *TINY[name]]
-    environment = dict(PYTHONPATH=str(ROOT / "src"), MPLBACKEND="agg", PATH="", HOME=str(tmp_path), JAX_PLATFORMS="cpu")
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path)
+    done = _run_python([str(SCRIPTS[name]), *TINY[name]], tmp_path)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", ["start.md", "guides/migrating.md"])
+def test_examples_of_a_page_run(page, tmp_path):
+    """The Python blocks of a page, one after the other, as a reader would paste them."""
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / page).read_text("utf-8"), re.S)
+    assert len(blocks) >= 2
+    done = _run_python(["-c", "\n".join(blocks)], tmp_path)
     assert done.returncode == 0, done.stderr[-2000:]
 
 

@@ -10,9 +10,11 @@ import ast
 import contextlib
 import hashlib
 import io
+import logging
 import os
 import subprocess
 import sys
+import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,6 +23,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 ROOT = Path(__file__).parents[2]
+# MkDocs shows what its loggers say.
+_LOG = logging.getLogger("mkdocs.tutorials")
 
 
 class Cell(NamedTuple):
@@ -53,22 +57,31 @@ def scripts(docs: Path) -> list[Path]:
 
 
 def render_all(docs: Path, cache: Path) -> list[tuple[Path, str]]:
-    """The pages of all scripts with their folders, two at a time; those that have not changed come from the cache."""
+    """The pages of all scripts with their folders, one per core; those that have not changed come from the cache."""
     render_one = _unexecuted if os.environ.get("DDNF_DOCS_TUTORIALS") == "skip" else _executed
-    with ThreadPoolExecutor(2) as pool:
+    with ThreadPoolExecutor(_cores()) as pool:
         pages = pool.map(lambda script: render_one(script, cache), scripts(docs))
         return [(page, script.parent.name) for page, script in zip(pages, scripts(docs), strict=True)]
+
+
+def _cores() -> int:
+    """Cores that this process may use; two at most, since each script uses several threads."""
+    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(available, 2)
 
 
 def _executed(script: Path, cache: Path) -> Path:
     page = cache / _digest(script) / f"{script.stem}.md"
     if not page.exists():
+        start = time.perf_counter()
         page.parent.mkdir(parents=True, exist_ok=True)
         environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "MPLBACKEND": "agg"}
         command = [sys.executable, __file__, str(script), str(page.parent)]
         done = subprocess.run(command, env=environment, capture_output=True, text=True)
         if done.returncode:
             raise RuntimeError(f"{script.name} failed:\n{done.stderr[-3000:]}")
+        seconds = time.perf_counter() - start
+        _LOG.info("%s executed in %.0f s (processor time %s s)", script.name, seconds, done.stdout.split()[-1])
     return page
 
 
@@ -156,3 +169,4 @@ if __name__ == "__main__":
     matplotlib.use("agg")
     matplotlib.rcParams["svg.hashsalt"] = "ddnf"
     render(Path(sys.argv[1]), Path(sys.argv[2]))
+    print(f"{time.process_time():.0f}")

@@ -44,8 +44,8 @@ for panel, (name, flow) in zip(axes, flows.items(), strict=True):
 
 # %% [markdown]
 # `certify` answers in three steps: *proved* if a bound on the weights shows that no input can fold, otherwise *no fold seen* or *folds* on the given
-# points. `lipschitz=0.9` scales the weights so that the proof always holds. The default flow of `fit_density` has such a bound, or is made of splines that cannot fold; `fit_posterior` checks
-# its draws and warns.
+# points. `lipschitz=0.9` scales the weights so that the proof always holds. The default flow of `fit_density` has such a bound, or is made of splines that
+# cannot fold; `fit_posterior` checks its draws and warns.
 #
 # ## k-hat and ESS
 #
@@ -65,6 +65,21 @@ posterior = ddnf.fit_posterior(
     jr.key(0), ddnf.Target(heavy, 2), flow=gaussian, steps=options.steps, rounds=1, exact="never", progress=False
 )
 print(f"k-hat {posterior.khat:.2f}, ESS {posterior.ess:.2f}")
+
+# %%
+draws = posterior.sample(jr.key(1), 4000)
+weights = jax.nn.softmax(jax.vmap(heavy)(draws) - posterior.log_prob(draws))
+grid = np.linspace(-15, 15, 300)
+figure, axes = plt.subplots(1, 2, figsize=(8, 3))
+axes[0].hist(draws[:, 0], bins=60, density=True, color="0.7", label="draws of the fit")
+axes[0].plot(grid, (1 + grid**2 / 2) ** -1.5 / np.sqrt(8), label="target")
+axes[0].set(yscale="log", ylim=(1e-4, 1), xlabel="first coordinate", title="too narrow")
+axes[0].legend(frameon=False)
+axes[1].plot(jnp.linalg.norm(draws, axis=1), 100 * weights, ".", markersize=3)
+axes[1].set(
+    xlabel="distance from the centre", ylabel="weight, % of the sum", title="a few draws have much of the weight"
+)
+figure.tight_layout()
 
 # %% [markdown]
 # The warning says so. A flow does better, and where tails are heavier than any flow of this size can reach, it says that too.
@@ -95,4 +110,13 @@ axes.plot(*draws.T, ".", color="tab:cyan", markersize=2)
 axes.set_title("the target, and draws of a Gaussian fit", fontsize=9)
 
 # %% [markdown]
-# What to do: use a flow (the default would have covered both), search more widely (`searches=`), warm the target up (`temper=0.5`), or give initial points.
+# What to do: use a flow (the default would have covered both), search more widely (`searches=`), temper the target (`temper=0.5`), or give initial points.
+#
+# ## Which check sees what
+#
+# | failure | `certify` | k-hat, ESS | search for modes | chains through the flow |
+# |---|---|---|---|---|
+# | the map folds | yes | no | no | no |
+# | the fit is too narrow | no | yes | no | yes |
+# | a mode is missed | no | no | yes | only if they cross over to it |
+# | training has not settled | no | yes | no | yes |
