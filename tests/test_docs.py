@@ -11,6 +11,7 @@ from docs._build import links, reference, results, tutorials
 
 import ddnf
 from ddnf import flows
+from ddnf.cli import app
 
 ROOT = Path(__file__).parents[1]
 # Sizes that run in seconds.
@@ -39,6 +40,7 @@ def test_every_public_name_is_in_the_reference():
         assert f"::: ddnf.{name}\n" in text + "\n"
     for name in flows.__all__:
         assert name == "BASELINES" or f"::: ddnf.flows.{name}\n" in text + "\n"
+    assert tuple(command.__name__ for command in app.COMMANDS) == reference.COMMANDS
     for command in reference.COMMANDS:
         assert f"## ddnf {command}" in text
 
@@ -69,13 +71,15 @@ def test_cells():
 def test_a_page_has_code_output_and_pictures(tmp_path):
     script = tmp_path / "small.py"
     script.write_text(
-        "# %% [hidden]\nimport matplotlib.pyplot as plt\n# %% [markdown]\n# Text\n# %%\nx = 2\nprint(x)\nx + 1\n"
-        "# %%\nplt.plot([1, 2])\n"
+        "# %% [hidden]\nimport argparse, matplotlib.pyplot as plt\noptions = argparse.Namespace(rows=[[1, 2]])\n"
+        "# %% [markdown]\n# Text\n# %%\nx = 2\nprint(x)\nx + 1\n"
+        "# %%\nplt.plot([1, 2])\n# %%\nplt.imshow(options.rows)\n"
     )
     tutorials.render(script, tmp_path)
     page = (tmp_path / "small.md").read_text()
     assert "Text\n\n```python\nx = 2" in page and "```text\n2\n3\n```" in page and "import matplotlib" not in page
-    assert len(list(tmp_path.glob("small-*.svg"))) == 1 and "Line2D" not in page
+    assert [len(list(tmp_path.glob(f"small-*.{kind}"))) for kind in ("svg", "png")] == [1, 1] and "Line2D" not in page
+    assert "plt.imshow([[1, 2]])" in page
 
 
 def test_broken_links_are_found(tmp_path):

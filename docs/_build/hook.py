@@ -24,7 +24,8 @@ def on_files(files, config):
         files.append(File.generated(config, path, content=text))
     cache = ROOT / ".docs_cache"
     for page, folder in tutorials.render_all(ROOT / "docs", cache):
-        for path in (page, *page.parent.glob(f"{page.stem}-*.svg")):
+        pictures = (path for path in page.parent.glob(f"{page.stem}-*") if path.suffix in (".svg", ".png"))
+        for path in (page, *pictures):
             files.append(File.generated(config, f"{folder}/{path.name}", abs_src_path=str(path)))
     for path, source in results.assets(cache).items():
         files.append(File.generated(config, path, abs_src_path=str(source)))

@@ -12,12 +12,14 @@ import hashlib
 import io
 import logging
 import os
+import re
 import subprocess
 import sys
 import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from textwrap import fill
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,6 +27,7 @@ import numpy as np
 ROOT = Path(__file__).parents[2]
 # MkDocs shows what its loggers say.
 _LOG = logging.getLogger("mkdocs.tutorials")
+_UNDATED: dict[str, Any] = {"metadata": {"Date": None}}
 
 
 class Cell(NamedTuple):
@@ -115,13 +118,23 @@ def render(script: Path, out: Path) -> None:
         printed, drawn = _run(cell.text, namespace, out / f"{script.stem}-{number}", str(script))
         if cell.kind == "hidden":
             continue
-        text.append(f"```python\n{cell.text}\n```")
+        text.append(f"```python\n{_with_values(cell.text, namespace)}\n```")
         if printed.strip():
-            text.append(f"```text\n{printed.rstrip()}\n```")
+            text.append(f"```text\n{_wrapped(printed.rstrip())}\n```")
         text += [f"![{script.stem.replace('_', ' ')}, figure]({name})" for name in drawn]
     source = f"docs/{script.parent.name}/{script.name}"
     text.append(f"---\n\nThis page is the output of `{source}`, executed when the site was built.")
     (out / f"{script.stem}.md").write_text("\n\n".join(text) + "\n", "utf-8")
+
+
+def _with_values(code: str, namespace: dict[str, Any]) -> str:
+    """The code with the values of its flags, `options.steps`, which only the hidden cell defines."""
+    return re.sub(r"\boptions\.(\w+)", lambda match: repr(getattr(namespace["options"], match[1])), code)
+
+
+def _wrapped(printed: str) -> str:
+    """Long lines, such as warnings, wrapped to the width of a page."""
+    return "\n".join(fill(line, 96, subsequent_indent="    ") if len(line) > 96 else line for line in printed.split("\n"))
 
 
 def _run(code: str, namespace: dict[str, Any], stem: Path, name: str) -> tuple[str, list[str]]:
@@ -156,8 +169,11 @@ def _save_figures(stem: Path) -> list[str]:
 
     names = []
     for number in plt.get_fignums():
-        path = stem.with_name(f"{stem.name}-{number}.svg")
-        plt.figure(number).savefig(path, bbox_inches="tight", metadata={"Date": None})
+        figure = plt.figure(number)
+        # Lines are SVG, which dark mode inverts; images keep their colours.
+        kind, options = ("png", {"dpi": 150}) if any(axes.images for axes in figure.axes) else ("svg", _UNDATED)
+        path = stem.with_name(f"{stem.name}-{number}.{kind}")
+        figure.savefig(path, bbox_inches="tight", **options)
         names.append(path.name)
     plt.close("all")
     return names
