@@ -74,11 +74,9 @@ figure, axes = plt.subplots(1, 2, figsize=(8, 3))
 axes[0].hist(draws[:, 0], bins=60, density=True, color="0.7", label="draws of the fit")
 axes[0].plot(grid, (1 + grid**2 / 2) ** -1.5 / np.sqrt(8), label="target")
 axes[0].set(yscale="log", ylim=(1e-4, 1), xlabel="first coordinate", title="too narrow")
-axes[0].legend(frameon=False)
+axes[0].legend(frameon=False, fontsize=8, loc="upper left")
 axes[1].plot(jnp.linalg.norm(draws, axis=1), 100 * weights, ".", markersize=3)
-axes[1].set(
-    xlabel="distance from the centre", ylabel="weight, % of the sum", title="a few draws have much of the weight"
-)
+axes[1].set(xlabel="distance from the centre", ylabel="weight, % of the sum", title="weights grow towards the tails")
 figure.tight_layout()
 
 # %% [markdown]
