@@ -228,4 +228,22 @@ def _speed() -> str:
         setting = [row.get(name, "") for name in header[1:4]]
         rows.append((row["comparison"], *setting, f"{row['ratio']:.3g}", f"{row['bound']:.3g}"))
     own = f"From `{flow['command']}`: our own rules compared, as ratios of times within one run on one core."
-    return "\n\n".join([speed.page(record), "## Rules compared", own, markdown_table(header, rows)])
+    return "\n\n".join([speed.page(record), "## Rules compared", own, markdown_table(header, rows), _batching()])
+
+
+def _batching() -> str:
+    record = _read(BENCHMARKS / "batching.json")
+    names = list(dict.fromkeys(row["name"] for row in record["rows"]))
+    sizes: dict[str, dict[str, float]] = {}
+    for row in record["rows"]:
+        size = f"d={row['dim']}, ({', '.join(map(str, row['hidden']))}), K={row['blocks']}, T={row['steps']}"
+        sizes.setdefault(size, {})[row["name"]] = row["ratio"]
+    rows = [(size, *(f"{ratios[name]:.2f}" for name in names)) for size, ratios in sizes.items()]
+    return f"""## Ways to map a batch
+
+Value and gradient over 256 points, as ratios to `batch_transform_and_log_det`: `vmap` in two orders, FlowJAX's `Transformed.sample_and_log_prob`, a DDNF
+inside of FlowJAX's `Scan`, and a gradient for each point.
+
+{markdown_table(("flow", *names), rows)}
+
+From `{record["command"]}` (`benchmarks/batching.json`), one core, beside other work."""
