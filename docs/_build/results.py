@@ -5,6 +5,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from PIL import Image
+
 from benchmarks import report as speed
 from ddnf.viz import view
 from ddnf_paper.registry import EXPERIMENTS
@@ -103,7 +106,8 @@ def _experiments() -> str:
         parts += [f"## {experiment.title}", experiment.about, f"```sh\n{record['command']}\n```"]
         for path in sorted((RESULTS / "figures").glob(f"{experiment.name}-*.png")):
             source = f"figures/{path.name}"
-            image = f"<img src='{source}' alt='{path.stem}' loading='lazy'>"
+            kind = " class='lines'" if _is_line_plot(path) else ""
+            image = f"<img src='{source}' alt='{path.stem}' loading='lazy'{kind}>"
             parts.append(f"<figure><a href='{source}' title='In full size'>{image}</a></figure>")
         for table in experiment.tables(record):
             rows = [tuple(map(_cell, row)) for row in table.rows]
@@ -112,6 +116,12 @@ def _experiments() -> str:
             body = "\n".join(f"    {line}" for line in f"{_cell(table.caption)}\n\n{text}".splitlines())
             parts.append(f'??? abstract "Table: {title}"\n\n{body}')
     return "\n\n".join(parts)
+
+
+def _is_line_plot(path: Path) -> bool:
+    """Whether a picture is mostly white: dark mode inverts it. Images of densities keep their colours."""
+    with Image.open(path) as image:
+        return float(np.mean(np.asarray(image.convert("L")) > 240)) > 0.75
 
 
 def _posteriors() -> str:
