@@ -156,7 +156,7 @@ def _is_drawing(value: Any) -> bool:
     """Whether a value is what a plotting function returns."""
     first = value[0] if isinstance(value, list | tuple) and len(value) else value
     first = first.flat[0] if isinstance(first, np.ndarray) and first.dtype == object and first.size else first
-    return type(first).__module__.startswith("matplotlib")
+    return type(first).__module__.startswith(("matplotlib", "arviz"))
 
 
 def _print_warning(message, category, *_) -> None:
