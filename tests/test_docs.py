@@ -122,3 +122,9 @@ def test_examples_of_a_page_run(page, tmp_path):
 def test_readme_is_short():
     lines = (ROOT / "README.md").read_text().splitlines()
     assert len(lines) <= 120 and max(map(len, lines)) <= 140
+
+
+def test_one_version_everywhere():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    newest = re.search(r"^## \[(.*?)\]", (ROOT / "CHANGELOG.md").read_text(), re.M)
+    assert newest is not None and citation["version"] == newest[1] == ddnf.__version__
