@@ -52,8 +52,8 @@ def run(case: Case, seed: int) -> dict:
         verdict=verdicts[is_right, is_silent],
         mean_error=_finite(mean),
         deviation_error=_finite(deviation),
-        khat=round(posterior.khat, 3),
-        ess=round(posterior.ess, 4),
+        khat=_finite(posterior.khat),
+        ess=_finite(posterior.ess),
         stage=posterior.stage,
         gradients=posterior.gradients,
         seconds=round(time.perf_counter() - start, 1),
@@ -93,7 +93,7 @@ def main() -> None:
                 print(label, {k: v for k, v in rows[label].items() if k != "said"}, *rows[label]["said"], flush=True)
                 command = "python benchmarks/honesty.py " + " ".join(sys.argv[1:])
                 record = dict(command=command.strip(), summary=summary(rows), rows=rows)
-                arguments.out.write_text(json.dumps(record, indent=1) + "\n")
+                arguments.out.write_text(json.dumps(record, indent=1, allow_nan=False) + "\n")
             jax.clear_caches()
     print(summary(rows))
 

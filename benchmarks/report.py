@@ -43,11 +43,16 @@ def verdicts(record: dict) -> str:
 
 def _opening(record: dict) -> list[str]:
     versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items())
-    parts = "; ".join(f"{name} `{part['command']}`, {part['date']}" for name, part in record["parts"].items())
+    # Parts may have been measured on different days, each by a command of its own.
+    days = {name: part["date"][:10] for name, part in record["parts"].items()}
+    parts = "; ".join(
+        f"{', '.join(name for name in days if days[name] == day)} on {day}" for day in dict.fromkeys(days.values())
+    )
     return [
         "# Speed",
         f"Made by `{record['command']}` from `results.json`. One core; medians of runs taken in turn, with quartiles. "
-        f"Python {record['python']}, {record['machine']}; {versions}. Parts: {parts}.",
+        f"Parts: {parts} (`python -m benchmarks --only NAME` measures one of them).",
+        f"Versions: Python {record['python']}, {record['machine']}; {versions}.",
         "## Goals and measurements",
         verdicts(record),
         "![training steps](bars.png)",

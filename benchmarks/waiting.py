@@ -172,7 +172,7 @@ def main() -> None:
     if folder is None:
         raise SystemExit("Expected the posteriordb data; set DDNF_DATA to its folder.")
     if options.one or options.warm:
-        print(json.dumps(plain(_child(options, folder))))
+        print(json.dumps(plain(_child(options, folder)), allow_nan=False))
         return
     record_file.check_record(options.out)
     rows = json.loads(options.out.read_text())["rows"] if options.out.exists() else []

@@ -91,6 +91,6 @@ def _commands() -> str:
 
 @lru_cache
 def _help(*words: str) -> str:
-    environment = os.environ | {"COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"}
+    environment = os.environ | {"COLUMNS": "88", "NO_COLOR": "1", "TERM": "dumb"}
     command = [sys.executable, "-m", "ddnf", *words, "--help"]
     return subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout.rstrip()

@@ -5,6 +5,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from PIL import Image
+
 from benchmarks import report as speed
 from ddnf.viz import view
 from ddnf_paper.registry import EXPERIMENTS
@@ -103,7 +106,8 @@ def _experiments() -> str:
         parts += [f"## {experiment.title}", experiment.about, f"```sh\n{record['command']}\n```"]
         for path in sorted((RESULTS / "figures").glob(f"{experiment.name}-*.png")):
             source = f"figures/{path.name}"
-            image = f"<img src='{source}' alt='{path.stem}' loading='lazy'>"
+            kind = " class='lines'" if _is_line_plot(path) else ""
+            image = f"<img src='{source}' alt='{path.stem}' loading='lazy'{kind}>"
             parts.append(f"<figure><a href='{source}' title='In full size'>{image}</a></figure>")
         for table in experiment.tables(record):
             rows = [tuple(map(_cell, row)) for row in table.rows]
@@ -112,6 +116,12 @@ def _experiments() -> str:
             body = "\n".join(f"    {line}" for line in f"{_cell(table.caption)}\n\n{text}".splitlines())
             parts.append(f'??? abstract "Table: {title}"\n\n{body}')
     return "\n\n".join(parts)
+
+
+def _is_line_plot(path: Path) -> bool:
+    """Whether a picture is mostly white: dark mode inverts it. Images of densities keep their colours."""
+    with Image.open(path) as image:
+        return float(np.mean(np.asarray(image.convert("L")) > 240)) > 0.75
 
 
 def _posteriors() -> str:
@@ -228,4 +238,22 @@ def _speed() -> str:
         setting = [row.get(name, "") for name in header[1:4]]
         rows.append((row["comparison"], *setting, f"{row['ratio']:.3g}", f"{row['bound']:.3g}"))
     own = f"From `{flow['command']}`: our own rules compared, as ratios of times within one run on one core."
-    return "\n\n".join([speed.page(record), "## Rules compared", own, markdown_table(header, rows)])
+    return "\n\n".join([speed.page(record), "## Rules compared", own, markdown_table(header, rows), _batching()])
+
+
+def _batching() -> str:
+    record = _read(BENCHMARKS / "batching.json")
+    names = list(dict.fromkeys(row["name"] for row in record["rows"]))
+    sizes: dict[str, dict[str, float]] = {}
+    for row in record["rows"]:
+        size = f"d={row['dim']}, ({', '.join(map(str, row['hidden']))}), K={row['blocks']}, T={row['steps']}"
+        sizes.setdefault(size, {})[row["name"]] = row["ratio"]
+    rows = [(size, *(f"{ratios[name]:.2f}" for name in names)) for size, ratios in sizes.items()]
+    return f"""## Ways to map a batch
+
+Value and gradient over 256 points, as ratios to `batch_transform_and_log_det`: `vmap` in two orders, FlowJAX's `Transformed.sample_and_log_prob`, a DDNF
+inside of FlowJAX's `Scan`, and a gradient for each point.
+
+{markdown_table(("flow", *names), rows)}
+
+From `{record["command"]}` (`benchmarks/batching.json`), one core, beside other work."""

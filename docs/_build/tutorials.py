@@ -10,17 +10,24 @@ import ast
 import contextlib
 import hashlib
 import io
+import logging
 import os
+import re
 import subprocess
 import sys
+import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from textwrap import fill
 from typing import Any, NamedTuple
 
 import numpy as np
 
 ROOT = Path(__file__).parents[2]
+# MkDocs shows what its loggers say.
+_LOG = logging.getLogger("mkdocs.tutorials")
+_UNDATED: dict[str, Any] = {"metadata": {"Date": None}}
 
 
 class Cell(NamedTuple):
@@ -53,22 +60,31 @@ def scripts(docs: Path) -> list[Path]:
 
 
 def render_all(docs: Path, cache: Path) -> list[tuple[Path, str]]:
-    """The pages of all scripts with their folders, two at a time; those that have not changed come from the cache."""
+    """The pages of all scripts with their folders, one per core; those that have not changed come from the cache."""
     render_one = _unexecuted if os.environ.get("DDNF_DOCS_TUTORIALS") == "skip" else _executed
-    with ThreadPoolExecutor(2) as pool:
+    with ThreadPoolExecutor(_cores()) as pool:
         pages = pool.map(lambda script: render_one(script, cache), scripts(docs))
         return [(page, script.parent.name) for page, script in zip(pages, scripts(docs), strict=True)]
+
+
+def _cores() -> int:
+    """Cores that this process may use; two at most, since each script uses several threads."""
+    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(available, 2)
 
 
 def _executed(script: Path, cache: Path) -> Path:
     page = cache / _digest(script) / f"{script.stem}.md"
     if not page.exists():
+        start = time.perf_counter()
         page.parent.mkdir(parents=True, exist_ok=True)
         environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "MPLBACKEND": "agg"}
         command = [sys.executable, __file__, str(script), str(page.parent)]
         done = subprocess.run(command, env=environment, capture_output=True, text=True)
         if done.returncode:
             raise RuntimeError(f"{script.name} failed:\n{done.stderr[-3000:]}")
+        seconds = time.perf_counter() - start
+        _LOG.info("%s executed in %.0f s (processor time %s s)", script.name, seconds, done.stdout.split()[-1])
     return page
 
 
@@ -102,13 +118,23 @@ def render(script: Path, out: Path) -> None:
         printed, drawn = _run(cell.text, namespace, out / f"{script.stem}-{number}", str(script))
         if cell.kind == "hidden":
             continue
-        text.append(f"```python\n{cell.text}\n```")
+        text.append(f"```python\n{_with_values(cell.text, namespace)}\n```")
         if printed.strip():
-            text.append(f"```text\n{printed.rstrip()}\n```")
+            text.append(f"```text\n{_wrapped(printed.rstrip())}\n```")
         text += [f"![{script.stem.replace('_', ' ')}, figure]({name})" for name in drawn]
     source = f"docs/{script.parent.name}/{script.name}"
     text.append(f"---\n\nThis page is the output of `{source}`, executed when the site was built.")
     (out / f"{script.stem}.md").write_text("\n\n".join(text) + "\n", "utf-8")
+
+
+def _with_values(code: str, namespace: dict[str, Any]) -> str:
+    """The code with the values of its flags, `options.steps`, which only the hidden cell defines."""
+    return re.sub(r"\boptions\.(\w+)", lambda match: repr(getattr(namespace["options"], match[1])), code)
+
+
+def _wrapped(printed: str) -> str:
+    """Long lines, such as warnings, wrapped to the width of a page."""
+    return "\n".join(fill(line, 96, subsequent_indent="    ") if len(line) > 96 else line for line in printed.split("\n"))
 
 
 def _run(code: str, namespace: dict[str, Any], stem: Path, name: str) -> tuple[str, list[str]]:
@@ -130,7 +156,7 @@ def _is_drawing(value: Any) -> bool:
     """Whether a value is what a plotting function returns."""
     first = value[0] if isinstance(value, list | tuple) and len(value) else value
     first = first.flat[0] if isinstance(first, np.ndarray) and first.dtype == object and first.size else first
-    return type(first).__module__.startswith("matplotlib")
+    return type(first).__module__.startswith(("matplotlib", "arviz"))
 
 
 def _print_warning(message, category, *_) -> None:
@@ -143,8 +169,11 @@ def _save_figures(stem: Path) -> list[str]:
 
     names = []
     for number in plt.get_fignums():
-        path = stem.with_name(f"{stem.name}-{number}.svg")
-        plt.figure(number).savefig(path, bbox_inches="tight", metadata={"Date": None})
+        figure = plt.figure(number)
+        # Lines are SVG, which dark mode inverts; images keep their colours.
+        kind, options = ("png", {"dpi": 150}) if any(axes.images for axes in figure.axes) else ("svg", _UNDATED)
+        path = stem.with_name(f"{stem.name}-{number}.{kind}")
+        figure.savefig(path, bbox_inches="tight", **options)
         names.append(path.name)
     plt.close("all")
     return names
@@ -156,3 +185,4 @@ if __name__ == "__main__":
     matplotlib.use("agg")
     matplotlib.rcParams["svg.hashsalt"] = "ddnf"
     render(Path(sys.argv[1]), Path(sys.argv[2]))
+    print(f"{time.process_time():.0f}")

@@ -44,8 +44,8 @@ for panel, (name, flow) in zip(axes, flows.items(), strict=True):
 
 # %% [markdown]
 # `certify` answers in three steps: *proved* if a bound on the weights shows that no input can fold, otherwise *no fold seen* or *folds* on the given
-# points. `lipschitz=0.9` scales the weights so that the proof always holds. The default flow of `fit_density` has such a bound, or is made of splines that cannot fold; `fit_posterior` checks
-# its draws and warns.
+# points. `lipschitz=0.9` scales the weights so that the proof always holds. The default flow of `fit_density` has such a bound, or is made of splines that
+# cannot fold; `fit_posterior` checks its draws and warns.
 #
 # ## k-hat and ESS
 #
@@ -66,6 +66,19 @@ posterior = ddnf.fit_posterior(
 )
 print(f"k-hat {posterior.khat:.2f}, ESS {posterior.ess:.2f}")
 
+# %%
+draws = posterior.sample(jr.key(1), 4000)
+weights = jax.nn.softmax(jax.vmap(heavy)(draws) - posterior.log_prob(draws))
+grid = np.linspace(-15, 15, 300)
+figure, axes = plt.subplots(1, 2, figsize=(8, 3))
+axes[0].hist(draws[:, 0], bins=60, density=True, color="0.7", label="draws of the fit")
+axes[0].plot(grid, (1 + grid**2 / 2) ** -1.5 / np.sqrt(8), label="target")
+axes[0].set(yscale="log", ylim=(1e-4, 1), xlabel="first coordinate", title="too narrow")
+axes[0].legend(frameon=False, fontsize=8, loc="upper left")
+axes[1].plot(jnp.linalg.norm(draws, axis=1), 100 * weights, ".", markersize=3)
+axes[1].set(xlabel="distance from the centre", ylabel="weight, % of the sum", title="weights grow towards the tails")
+figure.tight_layout()
+
 # %% [markdown]
 # The warning says so. A flow does better, and where tails are heavier than any flow of this size can reach, it says that too.
 #
@@ -77,22 +90,37 @@ print(f"k-hat {posterior.khat:.2f}, ESS {posterior.ess:.2f}")
 
 # %%
 def two_modes(z):
-    """Two normals, ten apart, with equal mass."""
-    left, right = (-jnp.sum((z - jnp.array([centre, 0.0])) ** 2) / 2 for centre in (-5.0, 5.0))
+    """Two normals, twelve apart, with equal mass."""
+    left, right = (-jnp.sum((z - jnp.array([centre, 0.0])) ** 2) / 2 for centre in (0.0, 12.0))
     return jnp.logaddexp(left, right)
 
 
 affine = ddnf.flows.make("affine", jr.key(0), 2)
 target = ddnf.Target(two_modes, 2)
 posterior = ddnf.fit_posterior(
-    jr.key(0), target, flow=affine, steps=options.steps, rounds=1, exact="never", progress=False
+    jr.key(0), target, flow=affine, steps=options.steps, rounds=1, searches=1, exact="never", progress=False
 )
-draws = np.asarray(posterior.sample(jr.key(1), 500))
 print(f"k-hat {posterior.khat:.2f}, ESS {posterior.ess:.2f}")
-figure, axes = plt.subplots(figsize=(5, 2.5))
-plot.density(axes, jax.vmap(two_modes), bound=8.0)
+
+# %%
+x, y = np.meshgrid(np.linspace(-4, 16, 200), np.linspace(-4, 4, 80))
+values = jax.vmap(jax.vmap(two_modes))(jnp.stack([x, y], axis=-1))
+draws = np.asarray(posterior.sample(jr.key(1), 500))
+figure, axes = plt.subplots(figsize=(7, 3))
+axes.imshow(jnp.exp(values), extent=(-4, 16, -4, 4), origin="lower", cmap="magma")
 axes.plot(*draws.T, ".", color="tab:cyan", markersize=2)
-axes.set_title("the target, and draws of a Gaussian fit", fontsize=9)
+axes.set_title("the target, and draws of the fit")
 
 # %% [markdown]
-# What to do: use a flow (the default would have covered both), search more widely (`searches=`), warm the target up (`temper=0.5`), or give initial points.
+# Both numbers are perfect, and half of the target is missing; the warning says where.
+#
+# What to do: search more widely (`searches=`, 4 by default), temper the target (`temper=0.5`), or give initial points.
+#
+# ## Which check sees what
+#
+# | failure | `certify` | k-hat, ESS | search for modes | chains through the flow |
+# |---|---|---|---|---|
+# | the map folds | yes | no | no | no |
+# | the fit is too narrow | no | yes | no | yes |
+# | a mode is missed | no | no | yes | only if they cross over to it |
+# | training has not settled | no | yes | no | yes |

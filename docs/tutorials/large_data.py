@@ -19,7 +19,6 @@ os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"
 
 # %%
 import tempfile
-import time
 
 import jax
 import jax.numpy as jnp
@@ -40,18 +39,14 @@ rows = np.stack([np.cos(angle), np.sin(angle), 0.5 * angle], axis=1) + 0.1 * rng
 
 # %%
 with tempfile.TemporaryDirectory() as folder:
-    start = time.perf_counter()
     density = ddnf.fit_density(jr.key(0), rows, steps=options.steps, batch=1024, checkpoint=folder, progress=False)
 print(density)
 
 # %% [markdown]
 # ## A cache of compiled programs
 #
-# In a new process the first call compiles for some seconds. A cache on disk avoids that the next time:
-#
-# ```python
-# jax.config.update("jax_compilation_cache_dir", os.path.expanduser("~/.cache/jax"))
-# ```
+# In a new process the first call compiles for some seconds. `ddnf.cache_compilation()`, before the first fit, keeps compiled programs on disk for the next
+# time.
 #
 # ## Several devices
 #

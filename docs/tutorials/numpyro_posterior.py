@@ -59,7 +59,7 @@ print(posterior.summary())
 
 # %%
 idata = posterior.to_arviz(jr.key(1), options.draws)
-az.plot_forest(idata, var_names=["theta", "mu", "tau"], combined=True, figsize=(6, 4))
+az.plot_forest(idata, var_names=["theta", "mu", "tau"], combined=True)
 
 # %% [markdown]
 # The funnel that makes this model hard is still visible: where tau is small, the effects are close to mu.

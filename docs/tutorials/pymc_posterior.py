@@ -41,7 +41,7 @@ print(posterior.summary())
 
 # %%
 idata = posterior.to_arviz(jr.key(1), options.draws)
-az.plot_posterior(idata, var_names=["mu", "tau"], figsize=(7, 2.5))
+az.plot_forest(idata, var_names=["theta", "mu", "tau"], combined=True)
 
 # %%
 with model:

@@ -1,12 +1,14 @@
 """Toy energies (the paper's Fig. toyDensity): DDNF and the baselines, KL(q|p) by quadrature."""
 
 import dataclasses
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import jax.random as jr
 import numpy as np
+from matplotlib.axes import Axes
 
 from ddnf import Target
 from ddnf.flows import DeepSigmoidal, masked
@@ -198,12 +200,27 @@ def _figure(record: Record) -> Picture:
 
 
 def _gallery(record: Record, energy: str) -> Picture:
-    panels = {"target": _target(energy)}
-    for row in _drawn(record, energy):
-        panels[f"{row['title']}\n{_subtitle(row)}"] = _panel(row)
-    return Picture(
-        energy, plot.gallery(panels), f"All models on {energy}.", f"The densities of all models fitted to {energy}."
-    )
+    """All models on one energy; those with every K have a column for each."""
+    every_layers = record["config"]["layers"]
+    aligned, single, equal = _by_kind(_drawn(record, energy), len(every_layers))
+    panels = {"target": _target(energy)} | _titled(single)
+    # Blank panels, so that the first K of a model begins a column.
+    panels |= {" " * (i + 1): Axes.set_axis_off for i in range(-len(panels) % len(every_layers))}
+    figure = plot.gallery(panels | _titled(aligned) | _titled(equal))
+    return Picture(energy, figure, f"All models on {energy}.", f"The densities of all models fitted to {energy}.")
+
+
+def _by_kind(rows: list[dict[str, Any]], count: int) -> tuple[list[dict], list[dict], list[dict]]:
+    """The rows of models with every K, model by model; all others; and those with an equal number of parameters."""
+    layered = Counter(row["model"] for row in rows if row["layers"] is not None and not row["is_equal"])
+    by_model = [[row for row in rows if row["model"] == name and not row["is_equal"]] for name in layered]
+    aligned = [row for group in by_model if len(group) == count for row in group]
+    equal = [row for row in rows if row["is_equal"]]
+    return aligned, [row for row in rows if row not in aligned and row not in equal], equal
+
+
+def _titled(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    return {f"{row['title']}\n{_subtitle(row)}": _panel(row) for row in rows}
 
 
 def _target(energy: str):
@@ -222,7 +239,7 @@ def _subtitle(row: dict[str, Any]) -> str:
     if "kl" not in row:
         return f"R-hat {row['r_hat']:.3f}"
     determinant = row.get("cell_determinant", row.get("determinant"))
-    smallest = "" if determinant is None else f", det {determinant:.2g}"
+    smallest = "" if determinant is None else f"\ndeterminant {determinant:.2g}"
     return f"KL {row['kl']:.3g}, ESS {row['ess']:.2f}{smallest}"
 
 

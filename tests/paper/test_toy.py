@@ -99,3 +99,18 @@ def test_smoke(folder):
     assert all(part["kl"] > 0 for part in record["parts"].values())
     ours = record["parts"]["energy2, DDNF, (16, 16) units, K=2"]
     assert abs(ours["mass"] - 1) < 5e-3 and ours["kl"] < 0.1 and ours["verdict"] != "folds"
+
+
+def test_a_gallery_has_every_k_of_a_model_side_by_side():
+    """Models with every K come together, in the order of K; those with some, or without, apart."""
+    named = [("ddnf", 2), ("naf", 2), ("nuts", None), ("ddnf", 8), ("planar", 2), ("planar", 8)]
+    rows = [dict(model=model, layers=layers, is_equal=False) for model, layers in named]
+    same_size = dict(model="planar", layers=None, is_equal=True)
+    aligned, single, equal = toy._by_kind([*rows, same_size], 2)
+    assert [(row["model"], row["layers"]) for row in aligned] == [
+        ("ddnf", 2),
+        ("ddnf", 8),
+        ("planar", 2),
+        ("planar", 8),
+    ]
+    assert [row["model"] for row in single] == ["naf", "nuts"] and equal == [same_size]

@@ -137,7 +137,7 @@ def plan(
     flow = default_flow(key, dim, condition_dim, rows=rows)
     rate = 2e-3 if dim > MANY_COLUMNS else 5e-3
     is_autoregressive = not isinstance(flow, Identity) and (condition_dim is None or dim > 1)
-    # They have learned a small table by heart after some epochs, unless there is a condition to learn from.
+    # They overfit a small table within some epochs, unless there is a condition to learn from.
     is_quick = is_autoregressive and (condition_dim is None or dim > MANY_COLUMNS)
     most = min(steps, max(100, _EPOCHS * rows // batch)) if is_quick else steps
     return Plan(flow, rate, most, _PRECISION / rows if is_autoregressive else 0.0)

@@ -49,7 +49,7 @@ class ColumnSplines(AbstractBijection):
         if dim < 1 or bins < 1 or (heavy is not None and len(heavy) != dim):
             raise ValueError(f"Expected columns, bins and a flag for each column; got {dim}, {bins} and {heavy}.")
         size = float(np.log(2 * END / bins))
-        real = jnp.result_type(float)  # said, or the arrays would be of a weak type and training compile twice
+        real = jnp.result_type(float)  # explicit: arrays of a weak type would make training compile twice
         self.start = jnp.full((dim, 2), -END, real)
         self.log_widths = self.log_heights = jnp.full((dim, bins), size, real)
         self.log_slopes = jnp.zeros((dim, bins + 1), real)

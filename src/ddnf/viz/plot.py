@@ -3,6 +3,7 @@
 import io
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from textwrap import fill
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -139,14 +140,14 @@ def scatter(axes: Axes, points: np.ndarray, *, extent: Sequence[float] | None = 
 
 
 def gallery(panels: Mapping[str, Callable[[Axes], None]], *, columns: int = 6) -> Figure:
-    """A figure of titled panels, as many in a row as fit."""
+    """A figure of titled panels, as many in a row as fit; long titles are wrapped."""
     columns = min(columns, len(panels))
     rows = -(-len(panels) // columns)
-    figure = Figure(figsize=(2.2 * columns, 2.5 * rows), layout="constrained")
+    figure = Figure(figsize=(2.2 * columns, 2.8 * rows), layout="constrained")
     all_axes = figure.subplots(rows, columns, squeeze=False).ravel()
     for (title, draw), axes in zip(panels.items(), all_axes, strict=False):
         draw(axes)
-        axes.set_title(title, fontsize=8)
+        axes.set_title("\n".join(fill(line, 26) for line in title.splitlines()), fontsize=10.5)
     for axes in all_axes[len(panels) :]:
         axes.set_axis_off()
     return figure
