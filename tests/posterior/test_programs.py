@@ -130,6 +130,7 @@ def test_a_second_fit_of_a_model_compiles_nothing():
         counts.extend([name] * name.endswith("backend_compile_duration"))
 
     jax.monitoring.register_event_duration_secs_listener(listen)
+    seen = 0
     for number in range(3):
         x = rng.normal(size=10)
         target = ddnf.from_numpyro(line, x, x + rng.normal(size=10))

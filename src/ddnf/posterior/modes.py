@@ -209,7 +209,7 @@ def _inverse_root(matrix):
         return None
     if np.diag(upper).min() < 1e-3:
         return None
-    return linalg.solve_triangular(upper, np.eye(len(matrix)), trans="T", lower=False)
+    return linalg.solve_triangular(upper, np.eye(len(matrix)), trans=1, lower=False)
 
 
 def _factor(precision):

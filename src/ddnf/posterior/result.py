@@ -149,7 +149,8 @@ class Posterior:
         issues = chain_issues(chains, self.khat)
         for issue in issues:
             warnings.warn(issue, RuntimeWarning, stacklevel=2)
-        sample = Sample(*(np.asarray(a, float) for a in self._weighted_sample(jr.fold_in(key, 1), EVALUATED)))
+        z, log_q, log_weights = (np.asarray(a, float) for a in self._weighted_sample(jr.fold_in(key, 1), EVALUATED))
+        sample = Sample(z, log_q, log_weights)
         log_evidence, error = bridge(sample, chains)
         return dataclasses.replace(
             self, chains=chains, issues=issues, stage="polish", log_evidence=log_evidence, log_evidence_error=error
@@ -161,10 +162,10 @@ class Posterior:
         Args:
             z: points of that space; or draws by name as `sample` returns them, which are mapped there first.
         """
-        z = self._unconstrained(z) if isinstance(z, Mapping) else jnp.asarray(z)
-        if z.shape[-1:] != self.flow.shape:
-            raise ValueError(f"Expected points of shape (..., {self.dim}); got {z.shape}.")
-        return evaluate.log_prob(self.distribution, z.reshape(-1, self.dim)).reshape(z.shape[:-1])
+        points = self._unconstrained(z) if isinstance(z, Mapping) else jnp.asarray(z)
+        if points.shape[-1:] != self.flow.shape:
+            raise ValueError(f"Expected points of shape (..., {self.dim}); got {points.shape}.")
+        return evaluate.log_prob(self.distribution, points.reshape(-1, self.dim)).reshape(points.shape[:-1])
 
     def importance_sample(self, key: PRNGKeyArray, n: int = 1000, *, weighted: bool = False) -> Any:
         """Draws corrected by Pareto-smoothed importance weights: closer to the target than `sample`.

@@ -69,7 +69,7 @@ def _refined(state: State) -> State:
     """The base with mean and covariance corrected by importance weights, as long as that makes it better."""
     s, dim = state.settings, state.settings.target.dim
     for _ in range(_REFINEMENTS):
-        if not state.candidates or s.end is None:
+        if not state.candidates or s.end is None or state.whitening is None:
             break
         candidate = state.candidates[-1]
         diagnosis = candidate.diagnosis

@@ -22,7 +22,8 @@ def quick_jit(function: Callable) -> Callable:
 
     @lru_cache
     def compiled():
-        return eqx.filter_jit(function, compiler_options=_options())
+        options: Any = dict(compiler_options=_options())
+        return eqx.filter_jit(function, **options)
 
     @wraps(function)
     def call(*args, **kwargs):
