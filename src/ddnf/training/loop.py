@@ -118,6 +118,7 @@ def fit(
     progress: bool = True,
     description: str = "fit",
     warn: bool = True,
+    capacity: int | None = None,
 ) -> Fit:
     """Minimizes `loss(parameters, draw)` with optax, in compiled chunks of many steps.
 
@@ -144,6 +145,7 @@ def fit(
         checkpoint_seconds: time between checkpoints.
         progress: whether to show a progress bar.
         warn: whether to warn about steps that were not finite; a caller that trains again reports on its own result.
+        capacity: steps for which the state has room, if more than `steps`: runs of one capacity share a program.
 
     Example:
         >>> import jax.numpy as jnp, jax.random as jr, optax
@@ -160,7 +162,8 @@ def fit(
     seen = (
         jax.ShapeDtypeStruct((), float) if validate is None else eqx.filter_eval_shape(validate, parameters, held_out)
     )
-    state = _initial_state(arrays, optimizer, -(-steps // chunk), seen.shape, None if average is None else arrays)
+    chunks = -(-max(steps, capacity or 0) // chunk)
+    state = _initial_state(arrays, optimizer, chunks, seen.shape, None if average is None else arrays)
     run = Chunk(loss, optimizer.update, validate, chunk, jnp.asarray(steps), average)
     # Random numbers of a chunk derive from its number, so the state holds none.
     mark = fingerprint((jr.key_data(key), arrays, data, held_out), steps, chunk, batch)
