@@ -88,10 +88,18 @@ def ours(key, train, test):
 
 
 def _folds(density, test, count=200):
-    """The share of test rows at which the Jacobian of the map to the base changes its orientation."""
+    """The share of test rows at which the map to the base is not shown to keep its orientation.
+
+    By the sign of the determinant of its Jacobian, from automatic differentiation. A row counts as a fold if its sign
+    is not that of most rows, or if there is none (zero, NaN or infinite entries). By construction there is no fold:
+    each part of a default flow is increasing in one column given the columns before it, or a bounded `DDNF`.
+    """
     u = jnp.asarray(np.linalg.solve(density.scale, (test[:count] - density.mean).T).T, jnp.result_type(float))
-    signs = jnp.linalg.slogdet(jax.jit(jax.vmap(jax.jacfwd(density.flow.inverse)))(u))[0]
-    return float(jnp.mean(signs * jnp.median(signs) <= 0))
+    jacobians = np.asarray(jax.jit(jax.vmap(jax.jacfwd(density.flow.inverse)))(u), float)
+    is_finite = np.isfinite(jacobians).all(axis=(1, 2))
+    signs = np.linalg.slogdet(np.where(is_finite[:, None, None], jacobians, 0.0))[0]
+    most = 1.0 if np.sum(signs > 0) >= np.sum(signs < 0) else -1.0
+    return float(np.mean(signs != most))
 
 
 def gaussian(key, train, test):
