@@ -8,7 +8,8 @@ deviations away must have finite scores. Of the conditional fits, PIT values of 
 uniformity (Kolmogorov-Smirnov). A repetition passes at the 5 % level: 19 of 20 are expected to if all is right.
 `bound` rows have what the same test says of 200 other rows of the generator, and of 200 rows drawn with replacement
 from the table itself, over 60 repetitions. Two moons: a classifier tells 1,000 draws from 1,000 exact draws at ten
-observations (C2ST; 0.5 is best). Each row is saved when it is done; rows that are there already are not computed again.
+observations (C2ST; 0.5 is best). Each row is saved when it is done; rows that are there already are not computed
+again, unless they are marked as those of older code.
 """
 
 import argparse
@@ -185,7 +186,7 @@ def summary(rows):
         if label.startswith("bound/"):
             found[label] = f"generator {row['generator']:.2f}, table {row['table']:.2f}"
             continue
-        name = label.rpartition("/")[0] or label
+        name = (label.rpartition("/")[0] or label) + (" (older code)" if row.get("older") else "")
         passed, count = found.get(name, (0, 0))
         found[name] = passed + row["passes"], count + 1
     return {name: v if isinstance(v, str) else f"{v[0]} of {v[1]}" for name, v in found.items()}
@@ -200,7 +201,7 @@ def main():
     record_file.check_record(options.out)
     rows = json.loads(options.out.read_text())["rows"] if options.out.exists() else {}
     for label, run, arguments in rows_to_do(options.repetitions):
-        if label in rows or options.only not in label:
+        if (label in rows and not rows[label].get("older")) or options.only not in label:
             continue
         start = time.process_time()
         with warnings.catch_warnings():

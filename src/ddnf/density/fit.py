@@ -167,7 +167,7 @@ class _Schedule(NamedTuple):
             average=self.average,
             checkpoint=checkpoint,
             progress=self.progress,
-            description="density",
+            description="density" if chunks is None else "all rows",
         )
 
 
