@@ -97,8 +97,8 @@ def _folds(density, test, count=200):
     """
     u = jnp.asarray(np.linalg.solve(density.scale, (test[:count] - density.mean).T).T, jnp.result_type(float))
     jacobians = np.asarray(jax.jit(jax.vmap(jax.jacfwd(density.flow.inverse)))(u), float)
-    is_finite = np.isfinite(jacobians).all(axis=(1, 2))
-    signs = np.linalg.slogdet(np.where(is_finite[:, None, None], jacobians, 0.0))[0]
+    is_finite = np.isfinite(jacobians).all(axis=(1, 2), keepdims=True)
+    signs = np.linalg.slogdet(np.where(is_finite, jacobians, 0.0))[0]
     most = 1.0 if np.sum(signs > 0) >= np.sum(signs < 0) else -1.0
     return float(np.mean(signs != most))
 

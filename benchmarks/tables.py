@@ -16,6 +16,7 @@ import argparse
 import json
 import time
 import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import jax.random as jr
@@ -168,7 +169,7 @@ def _scaled(rows, table):
     return np.concatenate([scaled, *marks], axis=1)
 
 
-def rows_to_do(repetitions):
+def rows_to_do(repetitions) -> Iterator[tuple[str, Callable[..., dict], tuple]]:
     """Labels, and the function and arguments of each."""
     for name, case in TABLES.items():
         yield f"bound/{name}", try_bounds, case
