@@ -1,6 +1,7 @@
 """Tables of mixed columns: frames in and out, categories, dates, missing values, files."""
 
 import dataclasses
+import datetime
 import itertools
 from functools import cache
 
@@ -15,6 +16,7 @@ from ddnf import Density, fit_density
 from ddnf.density import default_flow
 from ddnf.density.categories import fit_categories
 from ddnf.density.prepare import prepare
+from ddnf.density.tables import open_table
 
 polars = pytest.importorskip("polars")
 RNG = np.random.default_rng(0)
@@ -241,3 +243,33 @@ def test_many_columns(tmp_path):
     assert_array_equal(loaded.log_prob(rows), density.log_prob(rows))
     draws = loaded.sample(jr.key(0), 3)
     assert draws.shape == (3, 18) and np.isfinite(loaded.log_prob(draws)).all()
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("a;b\n1,5;2\n2,25;3\n", "--decimal"),
+        ('a,b\n"1,234",2\n"12,000.5",3\n', "--thousands"),
+        ("a,b\n10%,2\n3.5 %,3\n", "percentages"),
+        ("a,b\n€1.5,2\n$3,3\n", "currency"),
+        ("a,b\n31.12.2020,2\n1/2/21,3\n", "2020-12-31"),
+    ],
+)
+def test_numbers_in_another_notation_are_no_categories(tmp_path, text, hint):
+    path = tmp_path / "a.csv"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(ValueError, match=f"column 'a'.*{hint}"):
+        open_table(path).read_columns([0, 1])
+
+
+def test_comments_without_the_option(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("# made today\na,b\n1,2\n")
+    with pytest.raises(ValueError, match="--comment"):
+        open_table(path).read_columns([0])
+
+
+def test_times_in_utc(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("t\n2020-12-31T10:00:00Z\n2021-01-01T11:30:00Z\n")
+    assert open_table(path).read_columns([0])[0].tolist()[1] == datetime.datetime(2021, 1, 1, 11, 30)

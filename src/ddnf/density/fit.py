@@ -10,18 +10,18 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
-from flowjax.bijections import AbstractBijection
+from flowjax.bijections import AbstractBijection, Identity
 from jaxtyping import Array, PRNGKeyArray
 
 from ddnf.density import holdout, likelihood
 from ddnf.density import rows as rows_of
 from ddnf.density.categories import Categories, fit_categories
 from ddnf.density.columns import Support, to_real
-from ddnf.density.default import plan
+from ddnf.density.default import FEW_ROWS, plan
 from ddnf.density.issues import find_issues
 from ddnf.density.prepare import Prepared, prepare
 from ddnf.density.result import Density
-from ddnf.density.start import Start, start
+from ddnf.density.start import Choice, Start, start, start_again
 from ddnf.flow.folds import folded_share, reverse
 from ddnf.flow.parts import as_exact, ddnf_parts
 from ddnf.flow.random import generator
@@ -54,9 +54,11 @@ def fit_density(
     """Fits a flow to the rows of a table by maximum likelihood, and stops when held-out rows get no likelier.
 
     Bounded columns are mapped to unbounded space (logarithm or logit), integers get uniform noise in each step. Then
-    each column goes through a monotone spline, rows are whitened, and a flow takes them to a mixture of Gaussians.
-    Splines start from quantiles and the mixture from expectation maximization; all is trained together. What is
-    returned is the best on held-out rows, the start included: it is no worse there than a Gaussian or the mixture.
+    each column goes through a monotone spline, rows are whitened, and a flow takes them to a mixture of Student's t;
+    with a condition, a linear regression on it comes first. Splines start from quantiles and the mixture from
+    expectation maximization; all is trained together. What is returned is the best on held-out rows, the start
+    included: it is no worse there than a Gaussian or the mixture.
+    Of a table of fewer than 5,000 rows, held-out rows decide how much to train, and a second fit then has all rows.
     The flow is trained in the direction from the data to the base, which needs no inverse; `sample` inverts it
     exactly. A `flow` of your own is fitted to rows that are whitened only.
 
@@ -73,9 +75,9 @@ def fit_density(
         x: rows: an array (n, dim) of numbers, a frame of pandas or polars, or a dict of columns.
         condition: what the density is conditioned on: (n, condition_dim), a frame, or names of columns of `x`.
         flow: a bijection from a standard normal to standardized rows, with the condition's `cond_shape`.
-        adaptive: whether columns go through trained splines first, and the flow starts from a mixture of Gaussians;
+        adaptive: whether columns go through trained splines first, and the flow starts from a mixture;
             None: with the default flow only.
-        components: number of Gaussians in the mixture; None to choose it by held-out rows (1 with a condition).
+        components: number of components of the mixture; None to choose it by held-out rows (1 with a condition).
         support: support of the columns: "real", "positive", "unit", "integer", "count" or (low, high); one for all, a
             list, or a dict from column numbers or names.
         names: of the columns of an array and then of the conditions, for messages and for the result.
@@ -117,33 +119,56 @@ def fit_density(
     _warn(issues)
 
     problem = _problem(key, table, held, adaptive=adaptive, penalty=planned.penalty)
-    begin = Start(likelihood.Model(flow), np.empty((0, held)))
+    if adaptive and isinstance(flow, Identity) and len(rows) < FEW_ROWS:
+        problem = problem.filled()
+    begin = Start(likelihood.Model(flow), np.empty((0, held)), None)
     if adaptive:
         # The mixture does not depend on the condition: several components would be those of the marginal density.
         components = 1 if components is None and given is not None else components
         tables = problem.standard, np.asarray(problem.u, float)
-        begin = start(generator(jr.fold_in(key, 2)), flow, *tables, components=components)
-    result = train.fit(
-        fit_key,
-        begin.model,
-        problem.loss,
-        steps=steps,
-        optimizer=train.adam(learning_rate, steps),
-        data=problem.training,
-        batch=batch,
-        validate=problem.loss.validate,
-        held_out=problem.held_out,
-        chunk=max(100, min(1000, (len(rows) - held) // batch)),
-        patience=patience,
-        average=0.995 if adaptive else None,
-        checkpoint=checkpoint,
-        progress=progress,
-        description="density",
-    )
+        known = None if given is None else (np.asarray(problem.training[1]), np.asarray(problem.held_out[1]))
+        begin = start(generator(jr.fold_in(key, 2)), flow, *tables, given=known, components=components)
+    chunk = max(100, min(1000, (len(rows) - held) // batch))
+    schedule = _Schedule(steps, batch, learning_rate, 0.995 if adaptive else None, chunk, progress)
+    result = schedule.run(fit_key, begin.model, problem, patience=patience, checkpoint=checkpoint)
     fitted = _chosen(problem, begin, result, adaptive=adaptive)
+    if problem.every_row is not None and begin.choice is not None:
+        fitted = _with_all_rows(jr.fold_in(key, 3), fitted, problem, flow, begin.choice, schedule)
     found = _issues_of_fit(fitted.log_likelihood, _folded(fitted.flow, problem))
     _warn(found)
     return dataclasses.replace(fitted, issues=issues + found)
+
+
+class _Schedule(NamedTuple):
+    """How a model is trained."""
+
+    steps: int
+    batch: int
+    learning_rate: float
+    average: float | None
+    chunk: int
+    progress: bool
+
+    def run(self, key, model, problem: "_Problem", *, chunks=None, patience=None, checkpoint=None) -> train.Fit:
+        """Trains to the end of the schedule, or for some chunks of it."""
+        return train.fit(
+            key,
+            model,
+            problem.loss,
+            steps=self.steps if chunks is None else min(self.steps, chunks * self.chunk),
+            capacity=self.steps,
+            optimizer=train.adam(self.learning_rate, self.steps),
+            data=problem.training,
+            batch=self.batch,
+            validate=problem.loss.validate,
+            held_out=problem.held_out,
+            chunk=self.chunk,
+            patience=patience,
+            average=self.average,
+            checkpoint=checkpoint,
+            progress=self.progress,
+            description="density" if chunks is None else "all rows",
+        )
 
 
 class _Problem(NamedTuple):
@@ -159,6 +184,17 @@ class _Problem(NamedTuple):
     standard: np.ndarray  # standardized training rows
     u: Array  # standardized held-out rows
     log_det: Any
+    every_row: tuple | None = None  # for a second fit: all rows in the form of `training`
+
+    def filled(self) -> "_Problem":
+        """The problem with training rows that are as many as all rows, the first of them twice.
+
+        A second fit, to all rows, then has the same shapes and compiles nothing.
+        """
+        count = len(self.standard)
+        again = np.arange(count + len(self.u)) % count
+        every_row = jax.tree.map(lambda *parts: jnp.concatenate(parts), self.training, self.held_out)
+        return self._replace(training=_picked(self.training, again), every_row=every_row)
 
 
 def _problem(key, table: Prepared, held, *, adaptive, penalty) -> _Problem:
@@ -227,6 +263,19 @@ def _chosen(problem: _Problem, begin: Start, result: train.Fit, *, adaptive) -> 
         train_rows=len(problem.standard),
         held_out_rows=count,
     )
+
+
+def _with_all_rows(key, fitted: Density, problem: _Problem, flow, choice: Choice, schedule: _Schedule) -> Density:
+    """The fit again, to all rows: with the components, tails and number of steps that held-out rows chose."""
+    rows = np.concatenate([problem.standard, np.asarray(problem.u, float)])
+    model = start_again(generator(key), flow, rows, choice)
+    if fitted.is_trained:
+        chunks = int(np.nanargmin(fitted.values)) + 1
+        result = schedule.run(key, model, problem._replace(training=problem.every_row), chunks=chunks)
+        model = result.parameters
+    again = dataclasses.replace(fitted, flow=model.flow, base=model.base, has_all_rows=True)
+    training = np.asarray(again.encoded_log_prob(*problem.rows[0]), float).mean()
+    return dataclasses.replace(again, train_log_likelihood=float(training)) if np.isfinite(training) else fitted
 
 
 def _folded(flow, problem: _Problem) -> float:

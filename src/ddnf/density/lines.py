@@ -17,7 +17,15 @@ from ddnf.system.optional import require
 
 MISSING = frozenset(["", "na", "n/a", "nan", "null", "none", "nil", "?", "-", "#n/a", ".", "missing"])
 _LINES_PER_MOVE = 10_000
-_DATE = re.compile(r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d(\.\d{1,6})?)?)?")
+_DATE = re.compile(r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d(\.\d{1,6})?)?)?Z?")
+# Numbers and dates in other notations, and what to do about them.
+_FOREIGN = {
+    re.compile(r"[-+]?(\d{1,3}([.' ]\d{3})+|\d+),\d+|[-+]?\d+"): "Use --decimal , for decimal commas.",
+    re.compile(r"[-+]?\d{1,3}([,' ]\d{3})*(\.\d+)?"): "Use --thousands with the mark between thousands.",
+    re.compile(r"[-+]?\d+([.,]\d+)?\s*%"): "Write percentages without the sign.",
+    re.compile(r"[$€£¥]\s*[-+]?\d[\d.,' ]*"): "Write amounts without the sign of the currency.",
+    re.compile(r"\d{1,2}[./]\d{1,2}[./]\d{2,4}"): "Write dates as 2020-12-31.",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,6 +143,21 @@ class Reader:
         self.numbers.append(np.nan if value is None else value)
         return value is not None
 
+    def hint(self) -> tuple[str, str] | None:
+        """A value and what to do, if all of a column's text is numbers or dates in another notation.
+
+        Example:
+            >>> reader = Reader(Format())
+            >>> reader.add("1,5"), reader.add("2,25")
+            (True, True)
+            >>> reader.hint()
+            ('1,5', 'Use --decimal , for decimal commas.')
+        """
+        if not self.levels:
+            return None
+        hints = [hint for form, hint in _FOREIGN.items() if all(map(form.fullmatch, self.levels))]
+        return (next(iter(self.levels)), hints[0]) if hints else None
+
     def column(self) -> np.ndarray:
         """Numbers with NaN, or text with None, booleans with None, or dates with NaT, where a value is missing."""
         if not self.is_text:
@@ -143,7 +166,8 @@ class Reader:
         if {level.lower() for level in self.levels} <= {"true", "false"}:
             levels = [*(level.lower() == "true" for level in self.levels), None]
         elif all(map(_DATE.fullmatch, self.levels)):
-            return np.array([*self.levels, "NaT"], "datetime64[us]")[np.asarray(self.codes)]
+            dates = [level.removesuffix("Z") for level in self.levels]
+            return np.array([*dates, "NaT"], "datetime64[us]")[np.asarray(self.codes)]
         found = np.empty(len(levels), object)
         found[:] = levels
         return found[np.asarray(self.codes)]
@@ -154,14 +178,17 @@ def read_cells(
     width: int,
     numbers: Sequence[int],
     form: Format,
-    fail: Callable[[str, int, int], Exception],
+    fail: Callable[[str, int, int, str], Exception],
 ) -> list[np.ndarray]:
-    """Some columns of a table, from its lines without the header; `fail(what, row, number)` makes the error."""
+    """Some columns of a table, from its lines without the header; `fail(what, row, number, hint)` makes the error."""
     readers = [Reader(form) for _ in numbers]
     for row, cells in enumerate(lines, start=1):
         if len(cells) != width:
-            raise fail("", row, len(cells))
+            raise fail("", row, len(cells), "")
         for reader, number in zip(readers, numbers, strict=True):
             if not reader.add(cells[number]):
-                raise fail(repr(cells[number][:40]), row, number)
+                raise fail(repr(cells[number][:40]), row, number, "")
+    for reader, number in zip(readers, numbers, strict=True):
+        if found := reader.hint():
+            raise fail(repr(found[0][:40]), 1, number, " " + found[1])
     return [reader.column() for reader in readers]

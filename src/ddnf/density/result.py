@@ -51,7 +51,9 @@ class Density:
         issues: what is wrong with the table or the fit, each with what to do; empty if nothing was found.
         log_likelihood_error: standard error of `log_likelihood`.
         train_rows, held_out_rows: number of rows of each.
-        base: the mixture of Gaussians that the flow starts from; None for a standard normal.
+        has_all_rows: whether the model was fitted again to all rows after held-out rows had decided how. The
+            likelihoods of held-out rows are those of the fit before.
+        base: the mixture that the flow starts from, of Gaussians or Student's t; None for a standard normal.
         is_trained: False if training did not make held-out rows likelier: then this is the mixture before training.
         schema: what the columns of the table are; None for arrays. `columns`, `mean`, `scale` and the flow are of its
             columns of numbers only, conditioned on the levels of its categories.
@@ -80,6 +82,7 @@ class Density:
     schema: Schema | None = None
     categories: Categories | None = None
     dropped_rows: int = 0
+    has_all_rows: bool = False
 
     def __repr__(self) -> str:
         names = self.names or [str(i) for i in range(self.dim + (self.condition_dim or 0))]
@@ -89,7 +92,7 @@ class Density:
         given = "" if self.condition_dim is None else f" given {', '.join(names[self.dim :][:8])}"
         lines = [
             f"Density of {self.dim} columns ({', '.join(shown)}){given}",
-            f"  {self._kind()}, fitted to {self.train_rows} rows{dropped}",
+            f"  {self._kind()}, fitted to {self._fitted_rows()}{dropped}",
             f"  log-likelihood {self.describe_likelihood()}",
             *(f"  issue: {issue}" for issue in self.issues),
         ]
@@ -98,8 +101,14 @@ class Density:
     def _kind(self) -> str:
         if self.base is None:
             return "a flow"
-        base = f"a mixture of {len(self.base.logits)} Gaussians" if len(self.base.logits) > 1 else "a Gaussian"
+        kind = "Gaussian" if self.base.log_freedoms is None else "Student t"
+        base = f"a mixture of {len(self.base.logits)} {kind}s" if len(self.base.logits) > 1 else f"a {kind}"
         return f"a flow from {base}" if self.is_trained else f"{base}, which no flow improved on held-out rows"
+
+    def _fitted_rows(self) -> str:
+        if not self.has_all_rows:
+            return f"{self.train_rows} rows"
+        return f"all {self.train_rows + self.held_out_rows} rows, as {self.held_out_rows} held-out rows decided"
 
     def describe_likelihood(self) -> str:
         """The held-out log-likelihood with its standard error and number of rows, and that of the training rows."""

@@ -147,11 +147,12 @@ def _open_lines(lines: Callable, path: Path, form: Format) -> Table:
     names = tuple(cell.strip() for cell in first) if is_header else None
     _check_names(path, names or ())
 
-    def fail(what, row, number):
+    def fail(what, row, number, hint):
         if what:
-            return table.error(what, row, number)
+            return table.error(what, row, number, hint)
+        hint = " To leave out lines of comments, use --comment '#'." if first[0].startswith("#") else ""
         place = f"row {row} of {str(path)!r}"
-        return ValueError(f"Expected {len(first)} columns in each row; got {number} in {place}.")
+        return ValueError(f"Expected {len(first)} columns in each row; got {number} in {place}.{hint}")
 
     def load(numbers, progress):
         size = path.stat().st_size

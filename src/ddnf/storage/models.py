@@ -32,6 +32,7 @@ _DENSITY_LATER = {
     "held_out_rows": 0,
     "is_trained": True,
     "dropped_rows": 0,
+    "has_all_rows": False,
 }
 _DENSITY_ARRAYS = ("mean", "scale", "condition_mean", "condition_scale", "losses", "values", "seconds")
 
@@ -169,7 +170,8 @@ def _base(components: Any, dim: int, arrays: dict[str, np.ndarray]) -> Mixture |
     if type(components) is not int or not 1 <= components * dim**2 <= sum(array.size for array in held.values()):
         raise ValueError(f"Expected the number of Gaussians of a mixture; got {components!r}.")
     check_finite(held.values())
-    return unpack(Mixture.template(components, dim), held)
+    has_freedoms = any("log_freedoms" in name for name in held)  # older files have Gaussians
+    return unpack(Mixture.template(components, dim, freedom=2.0 if has_freedoms else None), held)
 
 
 _READERS = {"posterior": _posterior, "density": _density}

@@ -19,6 +19,7 @@ import paramax
 from flowjax import bijections as fj
 from flowjax.bijections.block_autoregressive_network import _LeakyTanh
 
+from ddnf.density.regression import Regression
 from ddnf.density.splines import ColumnSplines
 from ddnf.density.whitening import Whitening
 from ddnf.flow.bijection import DDNF
@@ -358,6 +359,9 @@ KINDS = {
             "heavy": Setting(list[bool], attrgetter("heavy"), tuple),
         },
         ColumnSplines,
+    ),
+    "Regression": Kind(
+        Regression, {"dim": DIM, "condition_dim": Setting(int, lambda part: part.cond_shape[0])}, Regression
     ),
     "Whitening": Kind(Whitening, {"dim": DIM}, lambda dim: Whitening(np.zeros(dim), np.eye(dim))),
     "Permute": Kind(

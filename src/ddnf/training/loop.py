@@ -119,6 +119,7 @@ def fit(
     progress: bool = True,
     description: str = "fit",
     warn: bool = True,
+    capacity: int | None = None,
 ) -> Fit:
     """Minimizes `loss(parameters, draw)` with optax, in compiled chunks of many steps.
 
@@ -145,6 +146,7 @@ def fit(
         checkpoint_seconds: time between checkpoints.
         progress: whether to show a progress bar.
         warn: whether to warn about steps that were not finite; a caller that trains again reports on its own result.
+        capacity: steps for which the state has room, if more than `steps`: runs of one capacity share a program.
 
     Example:
         >>> import jax.numpy as jnp, jax.random as jr, optax
@@ -162,7 +164,7 @@ def fit(
         jax.ShapeDtypeStruct((), float) if validate is None else eqx.filter_eval_shape(validate, parameters, held_out)
     )
     # Room for a multiple of 32 chunks: most runs share the programs that contain it.
-    chunks = -(-steps // chunk // 32) * 32
+    chunks = -(-max(steps, capacity or 0) // chunk // 32) * 32
     state = _initial_state(arrays, optimizer, chunks, seen.shape, None if average is None else arrays)
     run = Chunk(loss, optimizer.update, validate, chunk, jnp.asarray(steps), average)
     # Random numbers of a chunk derive from its number, so the state holds none.
