@@ -16,7 +16,9 @@ EVALUATED = 10_000
 KHAT = 0.7
 # k-hat is an estimate with noise: training goes on until it is clearly below the limit.
 GOOD_KHAT = 0.6
-_NEARLY_EQUAL = 0.999
+# Weights this equal have hardly a tail to estimate k-hat from, and none that could move a moment.
+_NEARLY_EQUAL = 0.995
+_EQUAL_KHAT = 0.9
 
 
 class Diagnosis(NamedTuple):
@@ -49,8 +51,7 @@ class Diagnosis(NamedTuple):
     @property
     def is_good(self) -> bool:
         """Whether more training would not change what a user looks at."""
-        # Nearly equal weights have hardly a tail to estimate k-hat from.
-        limit = KHAT if self.ess > _NEARLY_EQUAL else GOOD_KHAT
+        limit = _EQUAL_KHAT if self.ess > _NEARLY_EQUAL else GOOD_KHAT
         return self.khat < limit and self.ess > 0.985 and self.mean_shift < 0.02 and self.deviation_shift < 0.02
 
 
