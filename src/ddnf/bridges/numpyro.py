@@ -102,7 +102,7 @@ def from_numpyro(model: Callable, *args: Any, batch: int | dict[str, int] | None
         with TRACING:
             return _details(model, args, kwargs, constrain)
 
-    functions = dict(unconstrain=unconstrain, sites=sites)
+    functions: dict[str, Any] = dict(unconstrain=unconstrain, sites=sites)
     if plate is not None:
         tall = PlateRows(model, plate, args, kwargs, point)
         rows = tall.rows(int(flat.size), log_density if plate.is_cut else None)

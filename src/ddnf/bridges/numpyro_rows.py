@@ -191,7 +191,9 @@ def _by_row(site, name, count):
     """The log density of a site for each member of a plate."""
     value = site["fn"].log_prob(site["value"])
     value = value if site["scale"] is None else value * site["scale"]
-    axis = value.ndim + _frame(site, name).dim
+    frame = _frame(site, name)
+    assert frame is not None
+    axis = value.ndim + frame.dim
     if value.shape[axis] != count:
         raise ValueError(f"Expected a value of {site['name']!r} for each row of {name!r}; got shape {value.shape}.")
     return jnp.moveaxis(value, axis, 0).reshape(count, -1).sum(axis=1)
