@@ -49,6 +49,7 @@ def fit_density(
     learning_rate: float | None = None,
     patience: int = 10,
     checkpoint: str | PathLike | None = None,
+    devices: train.Devices = None,
     progress: bool = True,
 ) -> Density:
     """Fits a flow to the rows of a table by maximum likelihood, and stops when held-out rows get no likelier.
@@ -88,6 +89,8 @@ def fit_density(
         learning_rate: peak learning rate of Adam; None for 5e-3, or 2e-3 for the default flow of many columns.
         patience: stop after so many validations without improvement; there is one every 100 steps or more.
         checkpoint: folder for checkpoints; a run found there is resumed.
+        devices: "all", a number of devices, or a mesh with one axis, which share the rows of each step; None for JAX's
+            default device. The result is that of one device up to rounding.
         progress: whether to show a progress bar.
 
     Example:
@@ -137,6 +140,7 @@ def fit_density(
         patience=patience,
         average=0.995 if adaptive else None,
         checkpoint=checkpoint,
+        devices=devices,
         progress=progress,
         description="density",
     )

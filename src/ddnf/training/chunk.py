@@ -9,7 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax import lax
+from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
+
+from ddnf.training.devices import rows_sharding
 
 
 class Draw(NamedTuple):
@@ -61,6 +64,7 @@ class Chunk(NamedTuple):
         length: steps of a chunk.
         steps: steps of the whole run.
         average: decay of the moving average of the parameters.
+        mesh: the devices that share the rows of a step; None for one device.
     """
 
     loss: Callable
@@ -69,6 +73,7 @@ class Chunk(NamedTuple):
     length: int
     steps: Int[Array, ""]
     average: float | None
+    mesh: Mesh | None = None
 
 
 def run_chunk(
@@ -93,7 +98,10 @@ def run_chunk(
 def _run(run: Chunk, state: State, static: PyTree, data: PyTree, held_out: PyTree, inputs: PyTree) -> State:
     def iterate(carry, inputs):
         step, (key, index) = inputs
-        draw = Draw(key, step, jax.tree.map(lambda a: a[index], data))
+        rows = jax.tree.map(lambda a: a[index], data)
+        if run.mesh is not None:
+            rows = lax.with_sharding_constraint(rows, rows_sharding(run.mesh))
+        draw = Draw(key, step, rows)
         return _iterate(run, static, carry, draw, step < run.steps)
 
     steps = state.chunk * run.length + jnp.arange(run.length)
