@@ -3,8 +3,9 @@
     python -m benchmarks.tall --rows 1000000
 
 NumPyro's NUTS runs where it takes minutes. With more rows its time is extrapolated: gradients per iteration of the run
-with fewer rows, times the time of one gradient. The reference is then not NUTS but importance weights of all rows, at fresh draws
-of the fit. Times are those of the processor (all on one core), which other programs on the machine do not change.
+with fewer rows, times the time of one gradient. The reference is then not NUTS but importance weights of all rows, at
+fresh draws of the fit. Times are those of the processor (all on one core), which other programs on the machine do not
+change.
 """
 
 import argparse
@@ -20,6 +21,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 from jax.flatten_util import ravel_pytree
+from numpyro.infer.util import initialize_model
 
 import ddnf
 
@@ -46,7 +48,7 @@ def model(x, group, y):
     with numpyro.plate("groups", GROUPS):
         effect = numpyro.sample("effect", dist.Normal(0.0, scale))
     with numpyro.plate("rows", len(y)):
-        numpyro.sample("y", dist.Bernoulli(logits=x @ beta + effect[group]), obs=y)
+        numpyro.sample("y", dist.Bernoulli(logits=x @ beta + jnp.asarray(effect)[group]), obs=y)
 
 
 def flat(draws: dict, count: int) -> np.ndarray:
@@ -74,7 +76,7 @@ def nuts(data, warmup: int, draws: int) -> tuple[np.ndarray, float, int]:
 def seconds_of_gradient(data) -> float:
     """Of one gradient of NumPyro's potential, in a compiled loop as in NUTS."""
     data = tuple(map(jnp.asarray, data))
-    info = numpyro.infer.util.initialize_model(jr.key(0), model, model_args=data, dynamic_args=True)
+    info = initialize_model(jr.key(0), model, model_args=data, dynamic_args=True)
     point, unravel = ravel_pytree(info.param_info.z)
     count = 20
 

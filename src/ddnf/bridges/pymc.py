@@ -75,7 +75,7 @@ def from_pymc(model: Any) -> Target:
         with _undisturbed():
             return _details(pymc, backend, model, lambda z: unravel(z.astype(flat.dtype)))
 
-    functions = dict(constrain=constrain, initial=initial, unconstrain=unconstrain)
+    functions: dict[str, Any] = dict(constrain=constrain, initial=initial, unconstrain=unconstrain)
     if rows is not None:
         return Target(rows.log_prior, rows.dim, rows=rows, **functions, sites=sites)
     density = jaxified(model.value_vars, [model.logp()])

@@ -37,7 +37,8 @@ def minibatch_rows(model: Any, jaxified: Callable, unravel: Callable, dim: int) 
 
     def of_batch(z, rows):
         parts = by_row([*unravel(z), rows])
-        return sum(part.reshape(batch, -1).sum(axis=1) for part in parts).astype(z.dtype) * (batch / size)
+        total = jnp.stack([part.reshape(batch, -1).sum(axis=1) for part in parts]).sum(axis=0)
+        return total.astype(z.dtype) * (batch / size)
 
     def log_likelihood(z, rows):
         # The graph has the size of the minibatch in many places: rows come in batches of that size.

@@ -38,7 +38,7 @@ _SHARE = 0.3
 _BYTES = 2**30
 # Rows times draws of the judgement by all rows, and the range of its draws.
 _JUDGED = 10**9
-_DRAWS = 400, 2000
+_DRAWS = 400, 1000
 
 
 def is_tall(settings: Settings) -> bool:
