@@ -169,7 +169,6 @@ def test_arviz_gets_axes_likelihoods_data_and_predictions():
         (counts, (), "continuous parameters.*got discrete k, which cannot be enumerated: sum it out"),
         (without_parameters, (Y,), "got no parameters"),
         (with_parameter, (), "it raised TypeError: .* missing 1 required"),
-        (subsampled, (Y,), "got a subsample in rows"),
     ],
 )
 def test_bad_models_are_one_clear_error(model, args, message):
@@ -368,3 +367,94 @@ def test_models_are_traced_in_several_threads():
     with ThreadPoolExecutor(8) as pool:
         found = list(pool.map(trace, range(16)))
     assert_allclose(found, [trace(number) for number in range(16)])
+
+
+def logistic(x, y, size=None):
+    beta = numpyro.sample("beta", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+    scale = numpyro.sample("scale", dist.HalfNormal(1.0))
+    numpyro.sample("pseudo", dist.Normal(scale, 1.0), obs=0.3)
+    numpyro.deterministic("twice", 2 * scale)
+    with numpyro.plate("rows", len(y), subsample_size=size):
+        rows, seen = numpyro.subsample(x, 1), numpyro.subsample(y, 0)
+        logits = numpyro.deterministic("logits", rows @ beta * scale)
+        with numpyro.handlers.scale(scale=0.5):
+            numpyro.sample("y", dist.Bernoulli(logits=logits), obs=seen)
+
+
+def cut(x, y):
+    """A plate of fixed size, whose members are cut out of the arguments."""
+    beta = numpyro.sample("beta", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+    with numpyro.plate("rows", 50):
+        numpyro.sample("y", dist.Bernoulli(logits=x @ beta), obs=y)
+
+
+def local(y):
+    with numpyro.plate("rows", len(y), subsample_size=2):
+        mean = numpyro.sample("mean", dist.Normal(0.0, 1.0))
+        numpyro.sample("y", dist.Normal(mean, 1.0), obs=numpyro.subsample(y, 0))
+
+
+def unobserved(y):
+    numpyro.sample("mean", dist.Normal(0.0, 1.0))
+    numpyro.sample("y", dist.Normal(0.0, 1.0).expand(y.shape).to_event(1), obs=y)
+    with numpyro.plate("rows", len(y), subsample_size=2):
+        pass
+
+
+def coupled(y):
+    """Rows that are not independent: each sees the mean of all."""
+    mean = numpyro.sample("mean", dist.Normal(0.0, 1.0))
+    with numpyro.plate("rows", len(y)):
+        numpyro.sample("y", dist.Normal(mean + y.mean(), 1.0), obs=y)
+
+
+BINARY = np.random.default_rng(0).normal(size=(50, 2)), np.random.default_rng(1).integers(0, 2, 50)
+
+
+@pytest.mark.parametrize(("size", "batch"), [(7, None), (None, 7), (None, {"rows": 7})])
+def test_a_plate_of_rows_has_the_density_of_the_model(size, batch):
+    whole = from_numpyro(logistic, *BINARY)
+    tall = from_numpyro(logistic, *map(jnp.asarray, BINARY), size, batch=batch)
+    assert whole.rows is None and tall.rows is not None and tall.rows.count == 50 and tall.rows.least == 7
+    z = np.random.default_rng(2).normal(size=(3, 3))
+    assert_allclose(tall.programs.values(z), whole.programs.values(z))
+    assert_allclose(tall.programs.gradients(z)[1], whole.programs.gradients(z)[1], atol=1e-10)
+    named = tall.constrain(jnp.asarray(z[0]))
+    assert sorted(named) == ["beta", "scale", "twice"]
+    assert_allclose(tall.unconstrain(named), z[0])
+
+
+def test_arguments_are_cut_for_a_plate_of_fixed_size():
+    whole, tall = from_numpyro(cut, *BINARY), from_numpyro(cut, *BINARY, batch=5)
+    z = np.random.default_rng(2).normal(size=(3, 2))
+    assert_allclose(tall.programs.values(z), whole.programs.values(z))
+
+
+def test_large_plates_are_rows_unless_they_are_coupled():
+    y = np.random.default_rng(0).normal(size=20_000)
+
+    def plain(y):
+        mean = numpyro.sample("mean", dist.Normal(0.0, 1.0))
+        with numpyro.plate("rows", len(y)):
+            numpyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+
+    assert from_numpyro(plain, y).rows is not None
+    assert from_numpyro(plain, y[:19_999]).rows is None
+    assert from_numpyro(coupled, y).rows is None
+
+
+@pytest.mark.parametrize(
+    ("model", "batch", "message"),
+    [
+        (local, None, "outside of the subsampled plate 'rows'; got 'mean' in it"),
+        (unobserved, None, "observed sites in the subsampled plate 'rows'; got a plate without one"),
+        (subsampled, {"columns": 3}, "'columns'; got no plate of that name"),
+        (coupled, 2, "independent rows of the arguments; got another density"),
+        (coupled, 4, "a batch from 1 to 3"),
+        (with_parameter, 2, "a plate around observed sites to take batches from; got none"),
+    ],
+)
+def test_bad_subsamples_are_one_clear_error(model, batch, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        from_numpyro(model, Y, batch=batch)
+    assert "\n" not in str(caught.value)

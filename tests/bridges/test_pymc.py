@@ -209,3 +209,31 @@ def test_arviz_gets_coords_likelihoods_data_and_predictions(pm):
     assert data.posterior_predictive["y"].shape == (1, 20, 3)
     effect = data.posterior["effect"].values
     assert_allclose(data.log_likelihood["y"], -((Y - effect) ** 2) / 2 - np.log(2 * np.pi) / 2, rtol=1e-5)
+
+
+def logistic(pm, batch_size, total_size=50):
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(50, 2)), rng.integers(0, 2, 50).astype(np.int32)
+    if batch_size is not None:
+        x, y = pm.Minibatch(x, y, batch_size=batch_size)
+    with pm.Model() as model:
+        beta = pm.Normal("beta", 0.0, 1.0, shape=2)
+        scale = pm.HalfNormal("scale", 1.0)
+        pm.Normal("pseudo", scale, 1.0, observed=0.3)
+        pm.Bernoulli("y", logit_p=x @ beta * scale, observed=y, total_size=None if batch_size is None else total_size)
+    return model
+
+
+def test_minibatches_are_rows(pm):
+    whole, tall = from_pymc(logistic(pm, None)), from_pymc(logistic(pm, 7))
+    assert whole.rows is None and tall.rows is not None and tall.rows.count == 50
+    z = np.random.default_rng(2).normal(size=(3, 3))
+    assert_allclose(tall.programs.values(z), whole.programs.values(z))
+    assert_allclose(tall.programs.gradients(z)[1], whole.programs.gradients(z)[1], atol=1e-10)
+
+
+def test_minibatches_of_another_size_are_one_clear_error(pm):
+    with pytest.raises(ValueError, match="one number of rows; got minibatches of \\[50\\] rows, total sizes \\[60\\]"):
+        from_pymc(logistic(pm, 7, 60))
+    with pytest.raises(ValueError, match="Expected total_size for every observed variable with a Minibatch"):
+        from_pymc(logistic(pm, 7, None))

@@ -1,7 +1,6 @@
 """NumPyro: its models as targets, and a guide for its SVI."""
 
 from collections.abc import Callable, Sequence
-from threading import RLock
 from typing import Any
 
 import jax
@@ -12,6 +11,7 @@ from flowjax.bijections import AbstractBijection, Affine, Chain, TriangularAffin
 from flowjax.distributions import StandardNormal, Transformed
 from jax.flatten_util import ravel_pytree
 
+from ddnf.bridges.numpyro_rows import TRACING, PlateRows, find_plate
 from ddnf.flow.bijection import DDNF
 from ddnf.posterior.defaults import default_flow
 from ddnf.posterior.sites import Site
@@ -23,21 +23,25 @@ glue = require("flowjax.experimental.numpyro", "numpyro")
 handlers, infer, util = numpyro.handlers, numpyro.infer, numpyro.infer.util
 transforms = numpyro.distributions.transforms
 
-# NumPyro traces models with global state: one thread at a time.
-_TRACING = RLock()
 
-
-def from_numpyro(model: Callable, *args: Any, **kwargs: Any) -> Target:
+def from_numpyro(model: Callable, *args: Any, batch: int | dict[str, int] | None = None, **kwargs: Any) -> Target:
     """The posterior of a NumPyro model, given the arguments of the model.
 
     The density is that of the unconstrained parameters, with all Jacobians. Draws are a dict of the constrained ones,
     deterministic sites included. Sites of `numpyro.param` stay at their initial values. Fits of several models may run
     in several threads: tracing is serialized.
 
+    Members of a large plate around observed sites are rows: a fit sees some of them in training, and all of them, in
+    chunks, where it looks for the mode and judges the result (`Target(rows=...)`). Deterministic sites in that plate
+    are left out of the draws.
+
     Args:
-        model: a function with NumPyro's primitives, its data not subsampled. Discrete sites that NumPyro can enumerate
-            are summed out, which takes funsor: ``pip install 'ddnf[numpyro-discrete]'``; draws do not have them.
+        model: a function with NumPyro's primitives. Discrete sites that NumPyro can enumerate are summed out, which
+            takes funsor: ``pip install 'ddnf[numpyro-discrete]'``; draws do not have them.
         args, kwargs: arguments of the model.
+        batch: number of members of a plate to train with, at least; by the plate's name if there are several. It is
+            taken from `subsample_size` where the plate has one. None: as many as it takes from 20,000 members on, all
+            of fewer. The arguments are cut along their first axis; with a `subsample_size` the model does so itself.
 
     Example:
         >>> import jax.numpy as jnp, numpyro, numpyro.distributions as dist
@@ -50,11 +54,12 @@ def from_numpyro(model: Callable, *args: Any, **kwargs: Any) -> Target:
         >>> list(target.constrain(jnp.zeros(1)))
         ['scale']
     """
-    faults, discrete = [], {}
+    faults, discrete, traces = [], {}, []
 
     def prototype(key):
         seeded = handlers.substitute(handlers.seed(model, key), substitute_fn=infer.init_to_uniform)
         trace = handlers.trace(seeded).get_trace(*args, **kwargs)
+        traces.append(trace)
         faults.extend(filter(None, map(_fault, trace.values())))
         if faults:
             return {}
@@ -65,50 +70,52 @@ def from_numpyro(model: Callable, *args: Any, **kwargs: Any) -> Target:
         return info.param_info.z
 
     shapes = _shapes(prototype, faults)
+    plate = find_plate(traces[0], batch, is_enumerated=bool(discrete))
     flat, unravel = ravel_pytree(jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes))
     seeded = handlers.seed(model, jr.key(0))
     summed = handlers.seed(discrete.pop("model"), jr.key(0)) if discrete else seeded
 
+    def point(z):
+        return unravel(z.astype(flat.dtype))
+
     def log_density(z):
-        with _TRACING:
-            return -util.potential_energy(summed, args, kwargs, unravel(z.astype(flat.dtype)), enum=bool(discrete))
+        with TRACING:
+            return -util.potential_energy(summed, args, kwargs, point(z), enum=bool(discrete))
 
     def constrain(z):
-        with _TRACING:  # without deterministic sites, which may depend on discrete ones
-            point = unravel(z.astype(flat.dtype))
-            return util.constrain_fn(seeded, args, kwargs, point, return_deterministic=not discrete)
+        with TRACING:  # without deterministic sites, which may depend on discrete ones
+            return util.constrain_fn(seeded, args, kwargs, point(z), return_deterministic=not discrete)
 
     def unconstrain(draw):
-        with _TRACING:
+        with TRACING:
             named = {name: draw[name] for name in shapes}
             return ravel_pytree(util.unconstrain_fn(seeded, args, kwargs, named))[0].astype(flat.dtype)
 
     def sites():
-        with _TRACING:
+        with TRACING:
             started = handlers.substitute(seeded, substitute_fn=infer.init_to_uniform)
             trace = handlers.trace(started).get_trace(*args, **kwargs)
         # Flattened dicts are in the order of their keys.
         return tuple(_site(name, shapes[name].shape, trace[name]["fn"].support) for name in sorted(shapes))
 
     def details():
-        with _TRACING:
+        with TRACING:
             return _details(model, args, kwargs, constrain)
 
-    return Target(
-        log_density,
-        int(flat.size),
-        constrain=constrain,
-        unconstrain=unconstrain,
-        sites=sites,
-        details=None if discrete else details,
-    )
+    functions: dict[str, Any] = dict(unconstrain=unconstrain, sites=sites)
+    if plate is not None:
+        tall = PlateRows(model, plate, args, kwargs, point)
+        rows = tall.rows(int(flat.size), log_density if plate.is_cut else None)
+        if rows is not None:
+            return Target(rows.log_prior, rows.dim, rows=rows, constrain=tall.constrain, **functions)
+    return Target(log_density, int(flat.size), constrain=constrain, **functions, details=None if discrete else details)
 
 
 def _shapes(prototype, faults: list[str]) -> dict[str, Any]:
     """Shapes of the parameters; a clear error where the model cannot be run or has none."""
     # Only shapes are needed: nothing is compiled or run here.
     try:
-        with _TRACING:
+        with TRACING:
             shapes = jax.eval_shape(prototype, jr.key(0))
     except ImportError:
         raise
@@ -137,12 +144,12 @@ def _details(model, args, kwargs, constrain) -> Details:
     observed = {name: np.asarray(site["value"]) for name, site in data.items() if not _is_factor(site)}
 
     def log_likelihood(z):
-        with _TRACING:
+        with TRACING:
             found = traced(data=constrain(z))
             return {name: found[name]["fn"].log_prob(found[name]["value"]) for name in data}
 
     def predict(key, draws):
-        with _TRACING:
+        with TRACING:
             free = handlers.uncondition(model)
             return {
                 name: values
@@ -260,8 +267,7 @@ def _enumerated(model, trace):
 def _fault(site) -> str | None:
     if _is_discrete(site) and not site["fn"].has_enumerate_support:
         return f"discrete {site['name']}, which cannot be enumerated: sum it out"
-    if site["type"] == "plate" and site["args"][1] not in (None, site["args"][0]):
-        return f"a subsample in {site['name']}: drop its subsample_size"
+    return None
 
 
 def _site(name, shape, support) -> Site:

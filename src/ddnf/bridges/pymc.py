@@ -4,6 +4,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import jax
@@ -11,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
+from ddnf.bridges.pymc_rows import minibatch_rows, without_minibatches
 from ddnf.flow.random import generator
 from ddnf.posterior.sites import Site
 from ddnf.posterior.target import Details, Target
@@ -22,7 +24,8 @@ def from_pymc(model: Any) -> Target:
 
     The density is that of the unconstrained (transformed) variables, with all Jacobians. Draws are a dict of the
     variables as named in the model, deterministics included. Data are those at the time of the call: call again after
-    `pm.set_data`. Searches start around the model's initial point, as PyMC's do.
+    `pm.set_data`. Searches start around the model's initial point, as PyMC's do. The data of a `pm.Minibatch` are rows:
+    a fit sees as many of them as it takes in training, and all of them where it judges the result.
 
     Args:
         model: a `pymc.Model` with continuous free variables. It is computed in JAX's precision, not in PyMC's.
@@ -46,11 +49,12 @@ def from_pymc(model: Any) -> Target:
     start = model.initial_point(random_seed=0)
     flat, unravel = ravel_pytree([jnp.asarray(start[v.name], jnp.result_type(float)) for v in model.value_vars])
     shown = pymc.util.get_default_varnames(model.unobserved_value_vars, include_transformed=False)
-    density = _jaxified(backend, model.value_vars, [model.logp()])
-    values = _jaxified(backend, model.value_vars, shown)
-
-    def log_density(z):
-        return density(unravel(z.astype(flat.dtype)))[0].astype(flat.dtype)
+    jaxified = partial(_jaxified, backend)
+    with _undisturbed():
+        rows = minibatch_rows(model, jaxified, lambda z: unravel(z.astype(flat.dtype)), int(flat.size))
+    if rows is not None:
+        shown = without_minibatches(shown)
+    values = jaxified(model.value_vars, shown)
 
     def constrain(z):
         return {v.name: value for v, value in zip(shown, values(unravel(z.astype(flat.dtype))), strict=True)}
@@ -71,7 +75,14 @@ def from_pymc(model: Any) -> Target:
         with _undisturbed():
             return _details(pymc, backend, model, lambda z: unravel(z.astype(flat.dtype)))
 
-    functions = dict(constrain=constrain, initial=initial, unconstrain=unconstrain)
+    functions: dict[str, Any] = dict(constrain=constrain, initial=initial, unconstrain=unconstrain)
+    if rows is not None:
+        return Target(rows.log_prior, rows.dim, rows=rows, **functions, sites=sites)
+    density = jaxified(model.value_vars, [model.logp()])
+
+    def log_density(z):
+        return density(unravel(z.astype(flat.dtype)))[0].astype(flat.dtype)
+
     return Target(log_density, int(flat.size), **functions, sites=sites, details=details)
 
 

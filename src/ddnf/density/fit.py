@@ -49,6 +49,7 @@ def fit_density(
     learning_rate: float | None = None,
     patience: int = 10,
     checkpoint: str | PathLike | None = None,
+    devices: train.Devices = None,
     progress: bool = True,
 ) -> Density:
     """Fits a flow to the rows of a table by maximum likelihood, and stops when held-out rows get no likelier.
@@ -90,6 +91,8 @@ def fit_density(
         learning_rate: peak learning rate of Adam; None for 5e-3, or 2e-3 for the default flow of many columns.
         patience: stop after so many validations without improvement; there is one every 100 steps or more.
         checkpoint: folder for checkpoints; a run found there is resumed.
+        devices: "all", a number of devices, or a mesh with one axis, which share the rows of each step; None for JAX's
+            default device. The result is that of one device up to rounding.
         progress: whether to show a progress bar.
 
     Example:
@@ -129,7 +132,7 @@ def fit_density(
         known = None if given is None else (np.asarray(problem.training[1]), np.asarray(problem.held_out[1]))
         begin = start(generator(jr.fold_in(key, 2)), flow, *tables, given=known, components=components)
     chunk = max(100, min(1000, (len(rows) - held) // batch))
-    schedule = _Schedule(steps, batch, learning_rate, 0.995 if adaptive else None, chunk, progress)
+    schedule = _Schedule(steps, batch, learning_rate, 0.995 if adaptive else None, chunk, devices, progress)
     result = schedule.run(fit_key, begin.model, problem, patience=patience, checkpoint=checkpoint)
     fitted = _chosen(problem, begin, result, adaptive=adaptive)
     if problem.every_row is not None and begin.choice is not None:
@@ -147,6 +150,7 @@ class _Schedule(NamedTuple):
     learning_rate: float
     average: float | None
     chunk: int
+    devices: train.Devices
     progress: bool
 
     def run(self, key, model, problem: "_Problem", *, chunks=None, patience=None, checkpoint=None) -> train.Fit:
@@ -166,6 +170,7 @@ class _Schedule(NamedTuple):
             patience=patience,
             average=self.average,
             checkpoint=checkpoint,
+            devices=self.devices,
             progress=self.progress,
             description="density" if chunks is None else "all rows",
         )

@@ -16,6 +16,7 @@ EVALUATED = 10_000
 KHAT = 0.7
 # k-hat is an estimate with noise: training goes on until it is clearly below the limit.
 GOOD_KHAT = 0.6
+# Weights this equal have hardly a tail to estimate k-hat from, and none that could move a moment.
 _NEARLY_EQUAL = 0.999
 
 

@@ -13,12 +13,13 @@ from jaxtyping import Array, PRNGKeyArray
 from ddnf.posterior.bridge import Bridge, bridge
 from ddnf.posterior.defaults import default_learning_rate, resolve_end
 from ddnf.posterior.issues import chain_issues, find_issues
-from ddnf.posterior.modes import Search
+from ddnf.posterior.modes import Gaussian, Search
 from ddnf.posterior.objective import End, Gradient
 from ddnf.posterior.policy import next_stage, run_stage
 from ddnf.posterior.result import Posterior
 from ddnf.posterior.stages import training_issue
 from ddnf.posterior.state import Exact, Settings, State
+from ddnf.posterior.tall import fit_tall, is_tall
 from ddnf.posterior.target import Target
 from ddnf.system.checks import check_count, check_key
 
@@ -95,10 +96,17 @@ def fit_posterior(
     rest = end, gradient, temper, regularizer, checkpoint, exact, progress
     rate = default_learning_rate(target.dim) if learning_rate is None else learning_rate
     settings = Settings(target, flow, steps, batch, rate, rounds, searches, *rest, *jr.split(key, 4))
-    state = State(settings, Search(target), rate)
+    posterior = fit_tall(settings, _run, _posterior) if is_tall(settings) else _posterior(_run(settings))
+    for issue in posterior.issues:
+        warnings.warn(issue, RuntimeWarning, stacklevel=2)
+    return posterior
+
+
+def _run(settings: Settings, modes: tuple[Gaussian, ...] = ()) -> State:
+    state = State(settings, Search(settings.target), settings.learning_rate, modes)
     while (decision := next_stage(state)).stage is not None:
         state = run_stage(state, decision)
-    return _posterior(state)
+    return state
 
 
 def _posterior(state: State) -> Posterior:
@@ -112,8 +120,6 @@ def _posterior(state: State) -> Posterior:
     else:
         issues = (*chain_issues(exact.chains, best.diagnosis.khat), *find_issues(state.evidence))
         log_evidence = bridge(best.sample, exact.chains)
-    for issue in issues:
-        warnings.warn(issue, RuntimeWarning, stacklevel=3)
     losses, seconds = (np.concatenate(parts) if parts else np.zeros(0) for parts in (state.losses, state.seconds))
     diagnosis = best.diagnosis
     return Posterior(

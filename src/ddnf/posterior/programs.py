@@ -57,13 +57,13 @@ class Programs:
 
     def values(self, z: Float[Array | np.ndarray, "n dim"]) -> Float[np.ndarray, " n"]:
         """The log density at many points."""
-        return _in_parts(self._program("values", _values, (_VALUES,)), self._points(z), _VALUES)[0]
+        return in_parts(self._program("values", _values, (_VALUES,)), self._points(z), _VALUES)[0]
 
     def gradients(
         self, z: Float[Array | np.ndarray, "n dim"]
     ) -> tuple[Float[np.ndarray, " n"], Float[np.ndarray, "n dim"]]:
         """The log density and its gradient at many points."""
-        values, gradients = _in_parts(self.batch_gradients(_GRADIENTS), self._points(z), _GRADIENTS)
+        values, gradients = in_parts(self.batch_gradients(_GRADIENTS), self._points(z), _GRADIENTS)
         return values, gradients
 
     def batch_gradients(self, size: int) -> Callable[[Array], tuple[Array, Array]]:
@@ -150,7 +150,7 @@ def _compiled(function: Callable, *arguments) -> Callable:
     return compiled
 
 
-def _in_parts(program: Callable, points: np.ndarray, size: int) -> list[np.ndarray]:
+def in_parts(program: Callable, points: np.ndarray, size: int) -> list[np.ndarray]:
     """The outputs of a program for a fixed number of points at any number of them."""
     parts = []
     for first in range(0, max(len(points), 1), size):

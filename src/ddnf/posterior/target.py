@@ -11,6 +11,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from ddnf.flow.random import generator
 from ddnf.posterior.programs import Programs, compile_map
+from ddnf.posterior.rows import RowPrograms, Rows, rows_from
 from ddnf.posterior.sites import Site
 
 
@@ -56,12 +57,21 @@ class Target(eqx.Module):
         unconstrain: the inverse of `constrain`, for `Posterior.log_prob` of named draws; None if there is none.
         sites: returns a description of `constrain` by standard transforms, stored with a saved posterior.
         details: returns what else a model knows: names of axes, data, their likelihood and predictions.
+        rows: data with many rows: arrays with a common leading axis, in any pytree. `log_density` is then the log prior
+            alone. Modes, curvature and the final judgement of a fit see all rows, in chunks; training sees as many as
+            it takes (see the guide on scaling). NumPy memory maps stay on disk.
+        log_likelihood: function of a point and one row, the log density of that row; with `rows` only.
 
     Example:
         >>> import jax.numpy as jnp
         >>> target = Target(lambda z: -jnp.sum(z**2) / 2, 3)
         >>> target.dim
         3
+        >>> y = np.random.default_rng(0).normal(size=100_000)
+        >>> prior = lambda z: -jnp.sum(z**2) / 2
+        >>> tall = Target(prior, 1, rows=y, log_likelihood=lambda z, y: -((y - z[0]) ** 2) / 2)
+        >>> tall.rows.count
+        100000
     """
 
     log_density: Callable[[Array], Array]
@@ -71,6 +81,7 @@ class Target(eqx.Module):
     unconstrain: Callable[[Any], Array] | None
     sites: Callable[[], tuple[Site, ...]] | None
     details: Callable[[], Details] | None
+    rows: Rows | None = eqx.field(static=True, repr=False)
     _programs: _Cache = eqx.field(static=True, repr=False)
 
     def __init__(
@@ -83,12 +94,15 @@ class Target(eqx.Module):
         unconstrain: Callable | None = None,
         sites: Callable[[], tuple[Site, ...]] | None = None,
         details: Callable[[], Details] | None = None,
+        rows: Any = None,
+        log_likelihood: Callable | None = None,
     ):
         if not callable(log_density):
             raise ValueError(f"Expected log_density to be a function; got {log_density!r}.")
         if isinstance(dim, bool) or not isinstance(dim, int) or dim < 1:
             raise ValueError(f"Expected dim to be an integer of at least 1; got {dim!r}.")
-        self.log_density, self.dim = log_density, dim
+        self.rows = rows_from(log_density, log_likelihood, rows, dim)
+        self.log_density, self.dim = log_density if self.rows is None else self.rows.log_density, dim
         self.constrain, self.initial = constrain, initial
         self.unconstrain, self.sites, self.details = unconstrain, sites, details
         self._programs = _Cache()
@@ -99,7 +113,9 @@ class Target(eqx.Module):
         """Compiled values, gradients and Hessians of the log density in JAX's current precision."""
         dtype = jnp.result_type(float)
         if dtype not in self._programs:
-            self._programs[dtype] = Programs(self.log_density, self.dim)
+            self._programs[dtype] = (
+                Programs(self.log_density, self.dim) if self.rows is None else RowPrograms(self.rows)
+            )
         return self._programs[dtype]
 
     def map(self, name: str, points: Any) -> Any:
@@ -119,7 +135,7 @@ class Target(eqx.Module):
     def _check(self):
         point = jax.ShapeDtypeStruct((self.dim,), jnp.result_type(float))
         try:
-            value = jax.eval_shape(self.log_density, point)
+            value = jax.eval_shape(self.log_density if self.rows is None else self.rows.log_prior, point)
         except Exception as error:
             first = str(error).strip().splitlines() or [type(error).__name__]
             raise ValueError(

@@ -9,9 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax import lax
+from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 
 from ddnf.system.compiling import quick_jit
+from ddnf.training.devices import rows_sharding
 
 
 class Draw(NamedTuple):
@@ -65,6 +67,7 @@ class Chunk(NamedTuple):
         length: steps of a chunk.
         steps: steps of the whole run.
         average: decay of the moving average of the parameters.
+        mesh: the devices that share the rows of a step; None for one device.
     """
 
     loss: Callable
@@ -73,6 +76,7 @@ class Chunk(NamedTuple):
     length: int
     steps: Int[Array, ""]
     average: float | None
+    mesh: Mesh | None = None
 
 
 def run_chunk(
@@ -98,7 +102,10 @@ def run_chunk(
 def _run(run: Chunk, state: State, static: PyTree, data: PyTree, held_out: PyTree, inputs: PyTree) -> State:
     def iterate(carry, inputs):
         step, (key, index) = inputs
-        draw = Draw(key, step, jax.tree.map(lambda a: a[index], data))
+        rows = jax.tree.map(lambda a: a[index], data)
+        if run.mesh is not None:
+            rows = lax.with_sharding_constraint(rows, rows_sharding(run.mesh))
+        draw = Draw(key, step, rows)
         return _iterate(run, static, carry, draw, step < run.steps)
 
     steps = state.chunk * run.length + jnp.arange(run.length)

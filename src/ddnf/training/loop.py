@@ -22,6 +22,7 @@ from ddnf.system.checks import check_count, check_key
 from ddnf.system.compiling import quick_jit
 from ddnf.training.checkpoint import Checkpoints, fingerprint
 from ddnf.training.chunk import Chunk, Draw, Oracle, State, run_chunk
+from ddnf.training.devices import Devices, check_batch, copy_to_all, gather, mesh_of, share_rows
 
 TOO_MANY_BAD = "too many steps were not finite"
 
@@ -116,6 +117,7 @@ def fit(
     average: float | None = None,
     checkpoint: str | PathLike | None = None,
     checkpoint_seconds: float = 30.0,
+    devices: Devices = None,
     progress: bool = True,
     description: str = "fit",
     warn: bool = True,
@@ -144,6 +146,8 @@ def fit(
             returned. It removes the noise that a constant learning rate leaves.
         checkpoint: folder for checkpoints (needs orbax-checkpoint); a run found there is resumed.
         checkpoint_seconds: time between checkpoints.
+        devices: "all", a number of devices, or a mesh with one axis: they share the rows of each step, and the result
+            is that of one device up to rounding. None for JAX's default device. A run may be resumed with others.
         progress: whether to show a progress bar.
         warn: whether to warn about steps that were not finite; a caller that trains again reports on its own result.
         capacity: steps for which the state has room, if more than `steps`: runs of one capacity share a program.
@@ -158,6 +162,8 @@ def fit(
     check_key(key)
     check_count(steps=steps, chunk=chunk, batch=batch, patience=patience)
     _check(data, average)
+    mesh = mesh_of(devices)
+    _check_shared(mesh, data, oracle, batch)
     chunk = min(chunk, steps)
     arrays, static = eqx.partition(parameters, eqx.is_inexact_array, is_leaf=_is_frozen)
     seen = (
@@ -166,18 +172,19 @@ def fit(
     # Room for a multiple of 32 chunks: most runs share the programs that contain it.
     chunks = -(-max(steps, capacity or 0) // chunk // 32) * 32
     state = _initial_state(arrays, optimizer, chunks, seen.shape, None if average is None else arrays)
-    run = Chunk(loss, optimizer.update, validate, chunk, jnp.asarray(steps), average)
+    run = Chunk(loss, optimizer.update, validate, chunk, jnp.asarray(steps), average, mesh)
     # Random numbers of a chunk derive from its number, so the state holds none.
     mark = fingerprint((jr.key_data(key), arrays, data, held_out), steps, chunk, batch)
     saved = Checkpoints(checkpoint, checkpoint_seconds, mark)
-    state = saved.restore(state)
+    state = copy_to_all(mesh, saved.restore(state))
+    data, held_out = share_rows(mesh, data), copy_to_all(mesh, held_out)
     seconds = [np.nan] * int(state.chunk)
     bar = tqdm(total=steps, initial=_done(state, chunk, steps), desc=description, disable=not progress, leave=None)
     with bar:
         reason = _reason(state, chunk, steps, patience)
         while reason is None:
             start = time.perf_counter()
-            inputs = _inputs(key, state.chunk, data, chunk, batch)
+            inputs = copy_to_all(mesh, _inputs(key, np.asarray(state.chunk), data, chunk, batch))
             with _RUNNING:
                 state = run_chunk(run, state, static, data=data, held_out=held_out, inputs=inputs, oracle=oracle)
                 jax.block_until_ready(state)
@@ -188,6 +195,7 @@ def fit(
     skipped, taken = int(state.skipped), _done(state, chunk, steps)
     if warn:
         _warn(skipped, taken, reason)
+    state = gather(mesh, state)
     done = int(state.chunk)
     losses, values = (_with_nan(array[:done]) for array in (state.losses, state.values))
     return Fit(eqx.combine(state.best, static), losses, values, np.array(seconds), taken, skipped, reason)
@@ -264,6 +272,14 @@ def _warn(skipped, taken, reason):
     elif skipped:
         message = f"{skipped} of {taken} steps were skipped: their loss or gradient was not finite."
         warnings.warn(message, RuntimeWarning, stacklevel=4)
+
+
+def _check_shared(mesh, data, oracle, batch):
+    if mesh is None:
+        return
+    if data is None or oracle is not None:
+        raise ValueError("Expected data whose rows several devices can share; got none. Leave devices out.")
+    check_batch(mesh, min(batch, jax.tree.leaves(data)[0].shape[0]))
 
 
 def _check(data, average):

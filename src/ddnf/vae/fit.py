@@ -59,6 +59,7 @@ def fit_vae(
     average: float | None = 0.9997,
     warm_up: int = 0,
     checkpoint: str | PathLike | None = None,
+    devices: train.Devices = None,
     progress: bool = True,
     description: str = "vae",
 ) -> Trained:
@@ -77,6 +78,8 @@ def fit_vae(
             themselves.
         warm_up: epochs over which the weight of the KL term rises to 1.
         checkpoint: folder for checkpoints; a run found there is resumed.
+        devices: "all", a number of devices, or a mesh with one axis, which share the rows of each step; None for JAX's
+            default device. The result is that of one device up to rounding.
 
     Example:
         >>> import jax.random as jr, numpy as np
@@ -107,6 +110,7 @@ def fit_vae(
         chunk=steps,
         average=average,
         checkpoint=checkpoint,
+        devices=devices,
         progress=progress,
         description=description,
     )

@@ -1,0 +1,52 @@
+"""The Gaussian of smallest KL(q|p): better than that of the curvature at the mode wherever a posterior is skewed."""
+
+import numpy as np
+from jaxtyping import Float
+
+from ddnf.posterior.programs import Programs
+
+_DRAWS = 512
+_ROUNDS = 4
+# A round that moves mean and scale by less than this, in deviations, is the last.
+_SMALL = 0.02
+
+
+def best_gaussian(
+    rng: np.random.Generator, programs: Programs, mean: Float[np.ndarray, " dim"], scale: Float[np.ndarray, "dim dim"]
+) -> tuple[Float[np.ndarray, " dim"], Float[np.ndarray, "dim dim"], float]:
+    """Mean, triangular scale and ELBO of the best Gaussian, from one that is near, by natural gradient steps.
+
+    In coordinates x in which q is standard, r(x) = grad log p + x is zero where p = q. The steps are the mean by E[r],
+    and the precision by -E[x r^T] (Stein's identity: the mean curvature of log p, minus that of log q). r is small, and
+    so is the noise of both.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> skewed = Programs(lambda z: jnp.sum(3 * z - jnp.exp(z)), 1)  # logarithm of a gamma variable
+        >>> start = np.array([np.log(3.0)]), np.array([[3**-0.5]])
+        >>> mean, scale, _ = best_gaussian(np.random.default_rng(0), skewed, *start)
+        >>> abs(mean[0] - 0.93) < 0.02  # the mode is at 1.10
+        True
+    """
+    dim = len(mean)
+    best = mean, scale, -np.inf
+    for _ in range(_ROUNDS):
+        half = rng.normal(size=(max(_DRAWS, 4 * dim) // 2, dim))
+        x = np.concatenate([half, -half])
+        values, gradients = programs.gradients(mean + x @ scale.T)
+        elbo = float(values.mean() + np.sum(np.log(np.diag(scale))) + dim / 2 * (1 + np.log(2 * np.pi)))
+        if not np.isfinite(gradients).all() or not elbo > best[2] - 3 * values.std() / np.sqrt(len(values)):
+            break
+        best = mean, scale, elbo
+        r = gradients @ scale + x
+        bend = (x.T @ r + r.T @ x) / (2 * len(x))
+        try:
+            root = np.linalg.cholesky(np.linalg.inv(np.eye(dim) - bend))
+        except np.linalg.LinAlgError:
+            break
+        move = r.mean(axis=0)
+        mean, scale = mean + scale @ move, scale @ root
+        if max(np.abs(move).max(), np.abs(np.diag(root) - 1).max()) < _SMALL:
+            best = mean, scale, elbo
+            break
+    return best

@@ -1,0 +1,76 @@
+"""Several devices: rows are shared among them, parameters are on all of them.
+
+The program is that of one device, and the compiler distributes it: whatever a step computes from its rows is computed
+where the rows are, and gradients are summed over the devices. Random numbers do not depend on the number of devices.
+"""
+
+from typing import Literal
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import PyTree
+
+AXIS = "rows"
+Devices = Literal["all"] | int | Mesh | None
+
+
+def mesh_of(devices: Devices) -> Mesh | None:
+    """The mesh of the devices to use: all of them, the first n, or a mesh with one axis; None for JAX's default device.
+
+    Example:
+        >>> mesh_of(1).shape[AXIS]
+        1
+        >>> mesh_of(0)
+        Traceback (most recent call last):
+        ValueError: Expected devices to be 'all', a number from 1 to ..., or a mesh with one axis; got 0.
+    """
+    known = jax.devices() if devices is not None else []
+    if devices is None:
+        return None
+    if isinstance(devices, Mesh) and len(devices.axis_names) == 1:
+        return Mesh(devices.devices, (AXIS,))
+    if devices == "all":
+        return Mesh(np.array(known), (AXIS,))
+    if isinstance(devices, int) and not isinstance(devices, bool) and 1 <= devices <= len(known):
+        return Mesh(np.array(known[:devices]), (AXIS,))
+    got = devices if isinstance(devices, int | str) else f"{type(devices).__name__} {devices}"
+    raise ValueError(
+        f"Expected devices to be 'all', a number from 1 to {len(known)}, or a mesh with one axis; got {got}."
+    )
+
+
+def check_batch(mesh: Mesh | None, batch: int) -> None:
+    """Raises unless the devices can share the rows of a step evenly."""
+    if mesh is not None and batch % mesh.size:
+        raise ValueError(f"Expected a batch that {mesh.size} devices can share evenly; got {batch} rows.")
+
+
+def share_rows(mesh: Mesh | None, tree: PyTree) -> PyTree:
+    """Arrays cut along their first axis, a part for each device; on all of them where they cannot be cut evenly."""
+    if mesh is None:
+        return tree
+
+    def put(array):
+        is_even = np.ndim(array) > 0 and np.shape(array)[0] % mesh.size == 0
+        return jax.device_put(array, rows_sharding(mesh) if is_even else _everywhere(mesh))
+
+    return jax.tree.map(put, tree)
+
+
+def copy_to_all(mesh: Mesh | None, tree: PyTree) -> PyTree:
+    """Arrays with a copy on each device."""
+    return tree if mesh is None else jax.device_put(tree, _everywhere(mesh))
+
+
+def gather(mesh: Mesh | None, tree: PyTree) -> PyTree:
+    """Arrays on the default device again."""
+    return tree if mesh is None else jax.tree.map(lambda array: jax.numpy.asarray(np.asarray(array)), tree)
+
+
+def rows_sharding(mesh: Mesh) -> NamedSharding:
+    return NamedSharding(mesh, PartitionSpec(AXIS))
+
+
+def _everywhere(mesh: Mesh) -> NamedSharding:
+    return NamedSharding(mesh, PartitionSpec())

@@ -1,0 +1,92 @@
+"""Several devices give the result of one, up to rounding."""
+
+import json
+import os
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import Mesh
+
+from ddnf.training import fit
+
+RUN = """
+import json, sys
+import jax
+jax.config.update("jax_enable_x64", True)
+import jax.numpy as jnp, jax.random as jr, numpy as np
+from jax.flatten_util import ravel_pytree
+import equinox as eqx
+import ddnf
+from ddnf.vae import VAE, Decoder, Encoder, fit_vae
+
+rng = np.random.default_rng(0)
+found = {}
+for devices in (None, 1, 2, 4):
+    x = np.concatenate([rng.gamma(2.0, size=(1001, 2)), rng.poisson(3.0, size=(1001, 1))], axis=1) if not found else x
+    density = ddnf.fit_density(
+        jr.key(0), x, support=["positive", "positive", "count"], steps=200, batch=64, devices=devices, progress=False
+    )
+    images = (rng.uniform(size=(120, 16)) < 0.5).astype(float) if not found else images
+    vae = VAE(Encoder(jr.key(0), 16, 2), Decoder(jr.key(1), 2, 16))
+    trained = fit_vae(
+        jr.key(2), vae, images[:100], images[100:], epochs=10, batch=20, average=None, devices=devices, progress=False
+    )
+    flat = [ravel_pytree(eqx.filter(m, eqx.is_inexact_array))[0].tolist() for m in (density.flow, trained.vae)]
+    losses = [*density.losses.tolist(), *trained.train.tolist()]
+    found[str(devices)] = dict(losses=losses, parameters=[*flat[0], *flat[1]])
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.slow
+def test_virtual_devices_agree_with_one():
+    environment = os.environ | dict(XLA_FLAGS="--xla_force_host_platform_device_count=4", DDNF_CACHE="off")
+    run = subprocess.run([sys.executable, "-c", RUN], capture_output=True, text=True, env=environment, timeout=600)
+    assert run.returncode == 0, run.stderr[-3000:]
+    found = json.loads(run.stdout.splitlines()[-1])
+    for devices in ("1", "2", "4"):
+        for name in ("losses", "parameters"):
+            np.testing.assert_allclose(found[devices][name], found["None"][name], rtol=1e-6, atol=1e-8)
+
+
+def run(devices, data):
+    def loss(x, draw):
+        return jnp.mean((draw.rows - x) ** 2)
+
+    options = dict(data=data, devices=devices, batch=8, progress=False)
+    return fit(jax.random.key(0), jnp.zeros(()), loss, steps=20, optimizer=optax.sgd(0.1), **options)
+
+
+@pytest.mark.parametrize(
+    ("devices", "message"),
+    [
+        ("some", "Expected devices to be 'all', a number from 1 to .*; got some"),
+        (10_000, "got 10000"),
+        (Mesh(np.array(jax.devices()[:1]).reshape(1, 1), ("a", "b")), "a mesh with one axis; got Mesh"),
+    ],
+)
+def test_bad_devices_are_one_clear_error(devices, message, as_users_run_it):
+    with pytest.raises(ValueError, match=message) as caught:
+        run(devices, jnp.ones(8))
+    assert "\n" not in str(caught.value)
+
+
+def test_devices_share_data_only(as_users_run_it):
+    with pytest.raises(ValueError, match="Expected data whose rows several devices can share"):
+        run(1, None)
+
+
+def test_devices_share_a_batch_evenly(as_users_run_it):
+    two = Mesh(np.array(jax.devices() * 2)[:2], ("rows",))
+    with pytest.raises(ValueError, match="Expected a batch that 2 devices can share evenly; got 7 rows"):
+        run(two, jnp.ones(7))
+
+
+def test_one_device_is_a_mesh_of_one():
+    results = [run(devices, jnp.arange(9.0)).parameters for devices in (None, "all", 1)]
+    np.testing.assert_allclose(results, float(results[0]))
