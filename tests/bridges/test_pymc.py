@@ -235,5 +235,7 @@ def test_minibatches_are_rows(pm):
 def test_minibatches_of_another_size_are_one_clear_error(pm):
     with pytest.raises(ValueError, match="one number of rows; got minibatches of \\[50\\] rows, total sizes \\[60\\]"):
         from_pymc(logistic(pm, 7, 60))
+    with pytest.warns(UserWarning, match="total_size not provided"):
+        model = logistic(pm, 7, None)
     with pytest.raises(ValueError, match="Expected total_size for every observed variable with a Minibatch"):
-        from_pymc(logistic(pm, 7, None))
+        from_pymc(model)
