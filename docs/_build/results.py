@@ -198,17 +198,18 @@ wrong and nothing said so. A false alarm is an issue of a fit that is right.
 
 {markdown_table(("targets", *verdicts), rows)}
 
-From `{record["command"]}` (`results/honesty.json`). The checks were tuned on targets of these kinds;
-the fits are from before the last changes of the training."""
+From `{record["command"]}` (`results/honesty.json`). The checks were tuned on targets of these kinds."""
 
 
 def _densities() -> str:
     record = _record("density")
     groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in record["rows"]:
-        groups.setdefault((row["table"], row["method"]), []).append(row)
+        is_older = row["method"] == "ours" and row.get("older", False)
+        method = "ours, before the last changes" if is_older else row["method"]
+        groups.setdefault((row["table"], method), []).append(row)
     rows = []
-    for (table, method), found in sorted(groups.items(), key=lambda group: (group[0][0], group[0][1] != "ours")):
+    for (table, method), found in sorted(groups.items(), key=lambda group: (group[0][0], not group[0][1].startswith("ours"))):
         mean, error, seconds = (sum(row[name] for row in found) / len(found) for name in _DENSITY_FIGURES)
         rows.append((table, method, f"{mean:.2f} ± {error:.2f}", f"{seconds:.0f} s", str(len(found))))
     return f"""# Densities
