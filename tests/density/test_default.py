@@ -79,8 +79,9 @@ def test_energy_distance():
 def test_draws_of_awkward_tables(name):
     """At the 5 % level 4.75 of 5 repetitions are expected to pass, if the fit has no error of its own.
 
-    Rows drawn from a table of 300 rows itself pass in 85 % of repetitions: 4 of 5 are as much as can be asked.
+    Rows drawn from a table of 300 rows itself pass in 85 % of repetitions, so that fewer than 4 of 5 pass one time in
+    six, fewer than 3 one time in forty. `benchmarks/tables.py` has the 20 repetitions that tell more.
     """
     found = [try_table(*TABLES[name], seed=seed) for seed in range(100, 105)]
     assert all(row["far_rows_finite"] for row in found)
-    assert sum(row["p_value"] > 0.05 for row in found) >= 4
+    assert sum(row["p_value"] > 0.05 for row in found) >= 3

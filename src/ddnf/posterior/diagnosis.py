@@ -61,8 +61,7 @@ class Diagnosis(NamedTuple):
     @property
     def is_accurate(self) -> bool:
         """Whether plain draws are right, and weights can be trusted to say so."""
-        limit = 1.0 if self.is_nearly_equal else KHAT
-        return self.khat < limit and self.ess > 0.98 and self.mean_shift < 0.02 and self.deviation_shift < 0.02
+        return self.khat < KHAT and self.ess > 0.98 and self.mean_shift < 0.02 and self.deviation_shift < 0.02
 
 
 class Sample(NamedTuple):

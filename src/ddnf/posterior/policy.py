@@ -151,13 +151,19 @@ def _after_check(state: State) -> Decision:
 
 def _is_enough(state: State, candidate: Candidate) -> bool:
     """Whether a fit needs no more training: less is asked where chains may follow."""
-    is_alone = state.settings.exact == "never" or not uses_default_flow(state)
-    return candidate.is_good or (not is_alone and candidate.is_sound and candidate.diagnosis.is_accurate)
+    return candidate.is_good or (_may_be_corrected(state, candidate) and candidate.diagnosis.is_accurate)
 
 
 def _is_promising(state: State, candidate: Candidate) -> bool:
-    """Whether more draws may confirm that a fit is good."""
-    return candidate.is_good or (candidate.diagnosis.is_nearly_equal and _is_enough(state, candidate))
+    """Whether more draws may confirm that a fit is good: few tell little about k-hat where weights are nearly equal."""
+    diagnosis = candidate.diagnosis
+    is_near = diagnosis.is_nearly_equal and diagnosis.khat < 1
+    return candidate.is_good or (_may_be_corrected(state, candidate) and is_near)
+
+
+def _may_be_corrected(state: State, candidate: Candidate) -> bool:
+    is_alone = state.settings.exact == "never" or not uses_default_flow(state)
+    return candidate.is_sound and not is_alone
 
 
 def _gain(candidates: tuple[Candidate, ...]) -> float:
