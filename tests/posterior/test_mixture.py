@@ -11,6 +11,7 @@ from numpy.testing import assert_allclose
 import ddnf
 from ddnf.posterior.evaluate import draw
 from ddnf.posterior.mixture import ModeMixture
+from ddnf.posterior.modes import Search, gaussians, with_all_modes
 from ddnf.posterior.objective import ReverseKL, whitening
 from ddnf.training import Draw
 from tests.models.cases import HARD
@@ -52,3 +53,13 @@ def test_gradients_vanish_where_the_mixture_is_the_target():
     value, slope = eqx.filter_value_and_grad(loss)(whiten.end(), Draw(jr.key(0), jnp.array(0), None))
     assert_allclose(value, 0.0, atol=1e-7)
     assert max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(slope)) < 1e-6
+
+
+def test_searches_go_on_until_no_mode_is_left():
+    """Four random starts find two or three of the eight."""
+    case = HARD["eight modes, 10 dimensions"]
+    target = ddnf.Target(case.log_density, case.dim)
+    search = Search(target)
+    few = gaussians(jr.key(2), target, search, 4)
+    found = with_all_modes(jr.key(2), search, few)
+    assert 1 < len(few) < len(found) == 8

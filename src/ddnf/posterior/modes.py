@@ -16,6 +16,9 @@ from ddnf.posterior.target import Target
 LARGEST_FULL = 2048
 _DRAWS = 24
 _POINTS = 6
+# Searches for further modes where there are several: at most; in vain before the end, at least and for each known mode.
+_MOST_SEARCHES = 200
+_IDLE_SEARCHES = 30, 6
 
 
 class Gaussian(NamedTuple):
@@ -177,6 +180,24 @@ def with_more_modes(key: PRNGKeyArray, search: Search, found: list[Gaussian], po
         if g is not None and g.elbo > found[0].elbo - 7:
             found.append(g)
     return sorted(found, key=lambda g: -g.elbo)
+
+
+def with_all_modes(key: PRNGKeyArray, search: Search, found: list[Gaussian]) -> list[Gaussian]:
+    """Where there are several modes, those above points around them, until many searches in a row have found no more.
+
+    With k modes of equal reach, one that is there is missed by n searches with probability (1 - 1 / k)^n.
+    """
+    rng, idle = generator(key), 0
+    for _ in range(_MOST_SEARCHES if len(found) > 1 else 0):
+        modes = np.stack([g.mode for g in found])
+        own = np.mean([np.sum(g.scale**2, axis=1) for g in found], axis=0)
+        point = modes.mean(axis=0) + 1.5 * np.sqrt(modes.var(axis=0) + own) * rng.normal(size=modes.shape[1])
+        more = with_more_modes(key, search, found, [point])
+        idle = idle + 1 if len(more) == len(found) else 0
+        found = more
+        if idle >= max(_IDLE_SEARCHES[0], _IDLE_SEARCHES[1] * len(found)):
+            break
+    return found
 
 
 def is_apart(point: Float[np.ndarray, " dim"], gaussian: Gaussian) -> bool:

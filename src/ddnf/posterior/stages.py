@@ -24,7 +24,7 @@ from ddnf.posterior.hmc import Space
 from ddnf.posterior.importance import psis
 from ddnf.posterior.issues import gather_evidence, probe_points, random_starts
 from ddnf.posterior.mixture import mixture_at_modes
-from ddnf.posterior.modes import Gaussian, gaussians, merged, with_more_modes
+from ddnf.posterior.modes import Gaussian, gaussians, merged, with_all_modes, with_more_modes
 from ddnf.posterior.objective import PathGradient, ReverseKL, Whitening, best_gradient, whitening
 from ddnf.posterior.polish import Chains, run_polish
 from ddnf.posterior.proper import check_proper
@@ -46,6 +46,7 @@ def find_modes(state: State) -> State:
     found = gaussians(s.search_key, s.target, state.search, s.searches)
     if _uses_mixtures(s):
         found = with_more_modes(s.search_key, state.search, found, random_starts(s.check_key, s.target))
+        found = with_all_modes(s.search_key, state.search, found)
     return dataclasses.replace(state, modes=tuple(found))
 
 
