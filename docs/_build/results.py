@@ -198,7 +198,8 @@ wrong and nothing said so. A false alarm is an issue of a fit that is right.
 
 {markdown_table(("targets", *verdicts), rows)}
 
-From `{record["command"]}` (`results/honesty.json`). The checks were tuned on targets of these kinds."""
+From `{record["command"]}` (`results/honesty.json`). The checks were tuned on targets of these kinds.
+{record["note"]}"""
 
 
 def _densities() -> str:
