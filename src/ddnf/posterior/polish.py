@@ -30,10 +30,6 @@ _ENOUGH_ESS = 4000
 # The same for chains that have cost `_MANY_GRADIENTS`: they go through a flow that leaves them little to move in.
 _LEAST_ENOUGH_ESS = 1000
 _MANY_GRADIENTS = 500_000
-# Where k-hat says that the flow misses part of the target, its accepted proposals make draws independent without
-# exploring that part: chains need so many transitions to get there, if more than this share of proposals is accepted.
-_EXPLORED = 1500
-_JUMPS = 0.05
 # R-hat below which chains have met, so that what follows is more of the same; and beyond which they are far from it.
 _MET = 1.05
 _APART = 1.2
@@ -95,8 +91,7 @@ class Chains:
 
     def is_slow(self, khat: float) -> bool:
         """Whether chains that ran out of budget went through a flow that misses part of the target, so may they."""
-        is_short = self.flow_acceptance > _JUMPS and self.z.shape[1] * self.thin < 0.9 * _EXPLORED
-        return khat > KHAT and (self.ess < _LEAST_ENOUGH_ESS or is_short)
+        return self.ess < _LEAST_ENOUGH_ESS and khat > KHAT
 
 
 class _Run(NamedTuple):
@@ -125,13 +120,10 @@ class _Run(NamedTuple):
         return self.ess / (self.transitions * (self.length + 1))
 
 
-def run_polish(
-    key: PRNGKeyArray, space: Space, *, draws: int, progress: bool, khat: float = 0.0, is_trial: bool = False
-) -> Chains:
+def run_polish(key: PRNGKeyArray, space: Space, *, draws: int, progress: bool, is_trial: bool = False) -> Chains:
     """Runs chains until they have converged and have `_ENOUGH_ESS` effective draws, or the budget is spent.
 
-    With a larger k-hat of the flow than its limit, chains are longer. A trial has a smaller budget, and ends when the
-    chains are far apart after tuning.
+    A trial has a smaller budget, and ends when the chains are far apart after tuning.
     """
     budget = _MANY_GRADIENTS if is_trial else _MOST_GRADIENTS
     start_key, run_key = jr.split(key)
@@ -160,10 +152,9 @@ def run_polish(
             # A shorter run than this one would not be better, unless it goes on.
             is_last = left < (CHUNK if is_settled else latest.transitions) or number == _RUNS - 1
             is_hopeless = is_trial and number >= _TUNING and latest.convergence.rhat.max() > _APART
-            least = _EXPLORED if khat > KHAT and latest.trace.jumped.mean() > _JUMPS else 0
-            if (_is_enough(latest, spent) and latest.transitions >= least) or is_last or is_hopeless:
+            if _is_enough(latest, spent) or is_last or is_hopeless:
                 break
-            kernel, transitions = following, min(_next_transitions(latest, least, is_tuning, is_settled), left)
+            kernel, transitions = following, min(_next_transitions(latest, is_tuning, is_settled), left)
     assert latest is not None
     return _thinned(latest, kernel, position, draws, spent)
 
@@ -260,12 +251,12 @@ def _joined(first: _Run, second: _Run) -> _Run:
     return _judged(trace, first.length)
 
 
-def _next_transitions(latest: _Run, least: int, is_tuning: bool, is_settled: bool) -> int:
+def _next_transitions(latest: _Run, is_tuning: bool, is_settled: bool) -> int:
     """As many as should be enough, at most four times as many as before; a settled run needs only the rest."""
     if is_tuning:
         return 2 * CHUNK
     before = latest.transitions
-    needed = max(least, 1.2 * _ENOUGH_ESS / max(latest.ess, 1.0) * before)
+    needed = 1.2 * _ENOUGH_ESS / max(latest.ess, 1.0) * before
     needed = needed if latest.is_converged else max(needed, 2 * before)
     more = np.clip(needed - before, CHUNK, 3 * before) if is_settled else np.clip(needed, 4 * CHUNK, 4 * before)
     return int(np.ceil(more / CHUNK)) * CHUNK
