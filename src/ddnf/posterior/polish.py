@@ -27,9 +27,6 @@ WEIGHTS_RHAT = 1.03
 # Effective draws below which quantiles are too noisy to report.
 LEAST_ESS = 400
 _ENOUGH_ESS = 4000
-# The same for chains that have cost `_MANY_GRADIENTS`: they go through a flow that leaves them little to move in.
-_LEAST_ENOUGH_ESS = 1000
-_MANY_GRADIENTS = 500_000
 # R-hat below which chains have met, so that what follows is more of the same; and beyond which they are far from it.
 _MET = 1.05
 _APART = 1.2
@@ -38,6 +35,7 @@ _TUNING = 2
 _RUNS = 10
 # Gradient evaluations after which a run that has not converged is the last one.
 _MOST_GRADIENTS = 2_000_000
+_TRIAL_GRADIENTS = 500_000
 # Beyond this many dimensions, momenta have deviations only, no correlations.
 _LARGEST_FULL = 512
 
@@ -91,7 +89,7 @@ class Chains:
 
     def is_slow(self, khat: float) -> bool:
         """Whether chains that ran out of budget went through a flow that misses part of the target, so may they."""
-        return self.ess < _LEAST_ENOUGH_ESS and khat > KHAT
+        return self.ess < _ENOUGH_ESS and khat > KHAT
 
 
 class _Run(NamedTuple):
@@ -125,7 +123,7 @@ def run_polish(key: PRNGKeyArray, space: Space, *, draws: int, progress: bool, i
 
     A trial has a smaller budget, and ends when the chains are far apart after tuning.
     """
-    budget = _MANY_GRADIENTS if is_trial else _MOST_GRADIENTS
+    budget = _TRIAL_GRADIENTS if is_trial else _MOST_GRADIENTS
     start_key, run_key = jr.split(key)
     kernel = _initial_kernel(space.flow.shape[0])
     position = _start(start_key, space, kernel)
@@ -152,7 +150,8 @@ def run_polish(key: PRNGKeyArray, space: Space, *, draws: int, progress: bool, i
             # A shorter run than this one would not be better, unless it goes on.
             is_last = left < (CHUNK if is_settled else latest.transitions) or number == _RUNS - 1
             is_hopeless = is_trial and number >= _TUNING and latest.convergence.rhat.max() > _APART
-            if _is_enough(latest, spent) or is_last or is_hopeless:
+            is_enough = latest.is_converged and latest.ess >= _ENOUGH_ESS
+            if is_enough or is_last or is_hopeless:
                 break
             kernel, transitions = following, min(_next_transitions(latest, is_tuning, is_settled), left)
     assert latest is not None
@@ -237,11 +236,6 @@ def _next_length(lengths: dict[int, float], latest: int) -> int:
         return best
     untried = [length for length in (2 * best, best // 2) if 1 <= length <= _LONGEST and length not in lengths]
     return untried[0] if untried else best
-
-
-def _is_enough(latest: _Run, spent: int) -> bool:
-    enough = _ENOUGH_ESS if spent < _MANY_GRADIENTS else _LEAST_ENOUGH_ESS
-    return latest.is_converged and latest.ess >= enough
 
 
 def _joined(first: _Run, second: _Run) -> _Run:
