@@ -33,11 +33,13 @@ class Kernel(NamedTuple):
         scale: triangular root of the covariance of x, or a vector of deviations.
         log_step: logarithm of the step size.
         length: leapfrog steps of a transition.
+        jumps: share of the transitions that end with a proposal from the flow.
     """
 
     scale: Float[Array, "dim *dim"]
     log_step: Float[Array, ""]
     length: Int[Array, ""]
+    jumps: Float[Array, ""] | float = 1.0
 
 
 class Position(NamedTuple):
@@ -133,7 +135,7 @@ def _transition(space: Space, key, kernel: Kernel, before: Position):
     momentum_key, uniform_key, base_key = jr.split(key, 3)
     momentum = normals(momentum_key, n, (dim,)).astype(before.x.dtype)
     proposal = draw_base(space.base, base_key, n, (dim,))[0].astype(before.x.dtype)
-    size, kind, *accept = jr.uniform(uniform_key, (4, n), before.x.dtype)
+    size, kind, jumps, *accept = jr.uniform(uniform_key, (5, n), before.x.dtype)
     step = (jnp.exp(kernel.log_step) * jnp.where(kind < 0.15, 0.15, 0.5 + 0.5 * size))[:, None]
 
     def evaluate(number, carry):
@@ -150,7 +152,7 @@ def _transition(space: Space, key, kernel: Kernel, before: Position):
     change = jnp.where(jnp.isnan(change), -jnp.inf, change)
     acceptance = jnp.exp(jnp.minimum(change, 0.0))
     position = _choose(accept[0] < acceptance, after, before)
-    jumped = jnp.log(accept[1]) < jump.log_weight - position.log_weight
+    jumped = (jumps < kernel.jumps) & (jnp.log(accept[1]) < jump.log_weight - position.log_weight)
     return _choose(jumped, jump, position), acceptance, change < -_DIVERGENT, jumped
 
 

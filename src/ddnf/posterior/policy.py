@@ -140,7 +140,8 @@ def _after_check(state: State) -> Decision:
     missed, settings = state.evidence.missed, state.settings
     if missed and uses_default_flow(state) and state.joined < _JOINS:
         return Decision(join, f"join {state.joined + 1}", f"{missed[0].share:.0%} of the mass missed, join it")
-    if not state.polished and (find_issues(state.evidence) or not _is_enough(state, state.best)):
+    is_flow = state.exact is None and not state.is_polished
+    if is_flow and (find_issues(state.evidence) or not _is_enough(state, state.best)):
         if state.rounds < settings.rounds and uses_default_flow(state) and not state.is_extended:
             name = _round_name(state)
             return Decision(partial(train, name=name, is_extended=True), name, "not confirmed, train")

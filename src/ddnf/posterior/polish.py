@@ -36,6 +36,9 @@ _RUNS = 10
 # Gradient evaluations after which a run that has not converged is the last one.
 _MOST_GRADIENTS = 2_000_000
 _TRIAL_GRADIENTS = 500_000
+# Share of transitions with a proposal from a flow that misses part of the target: more would fill up the chains with
+# draws of the flow before they have been where it does not go.
+_RARE_JUMPS = 0.1
 # Beyond this many dimensions, momenta have deviations only, no correlations.
 _LARGEST_FULL = 512
 
@@ -118,14 +121,16 @@ class _Run(NamedTuple):
         return self.ess / (self.transitions * (self.length + 1))
 
 
-def run_polish(key: PRNGKeyArray, space: Space, *, draws: int, progress: bool, is_trial: bool = False) -> Chains:
+def run_polish(
+    key: PRNGKeyArray, space: Space, *, draws: int, progress: bool, khat: float = 0.0, is_trial: bool = False
+) -> Chains:
     """Runs chains until they have converged and have `_ENOUGH_ESS` effective draws, or the budget is spent.
 
     A trial has a smaller budget, and ends when the chains are far apart after tuning.
     """
     budget = _TRIAL_GRADIENTS if is_trial else _MOST_GRADIENTS
     start_key, run_key = jr.split(key)
-    kernel = _initial_kernel(space.flow.shape[0])
+    kernel = _initial_kernel(space.flow.shape[0], _RARE_JUMPS if khat > KHAT else 1.0)
     position = _start(start_key, space, kernel)
     lengths: dict[int, float] = {}
     spent, transitions, latest, is_settled = CHAINS * CHUNK, 2 * CHUNK, None, False
@@ -169,7 +174,7 @@ def continue_chains(key: PRNGKeyArray, space: Space, chains: Chains, draws: int)
 def _start(key, space: Space, kernel: Kernel) -> Position:
     """The chains at draws of the flow, resampled by independence Metropolis: each has seen `CHUNK` of them."""
     dim = space.flow.shape[0]
-    still = kernel._replace(length=jnp.asarray(0))
+    still = kernel._replace(length=jnp.asarray(0), jumps=jnp.ones((), kernel.scale.dtype))
     dtype = kernel.scale.dtype
     position = Position(*(a.astype(dtype) for a in nowhere(CHAINS, dim)))
     _, position, _ = run(space, key, still, position, jnp.zeros((), dtype))
@@ -178,10 +183,10 @@ def _start(key, space: Space, kernel: Kernel) -> Position:
     return position
 
 
-def _initial_kernel(dim: int) -> Kernel:
+def _initial_kernel(dim: int, jumps: float) -> Kernel:
     dtype = jnp.result_type(float)
     scale = jnp.eye(dim, dtype=dtype) if dim <= _LARGEST_FULL else jnp.ones(dim, dtype)
-    return Kernel(scale, jnp.asarray(-0.7 - np.log(dim) / 4, dtype), jnp.asarray(8))
+    return Kernel(scale, jnp.asarray(-0.7 - np.log(dim) / 4, dtype), jnp.asarray(8), jnp.asarray(jumps, dtype))
 
 
 def _tuned(key, space, kernel, position) -> tuple[Kernel, Position]:
@@ -264,7 +269,7 @@ def _thinned(latest: _Run, kernel, position, draws, spent) -> Chains:
         np.asarray(trace.log_weight[:, thin - 1 :: thin]),
         latest.convergence,
         float(trace.acceptance.mean()),
-        float(trace.jumped.mean()),
+        float(trace.jumped.mean() / kernel.jumps),
         int(trace.divergent.sum()),
         thin,
         spent,

@@ -145,7 +145,7 @@ class Posterior:
         """
         check_key(key)
         check_count(n=n)
-        chains = run_polish(key, self._space(), draws=n, progress=progress)
+        chains = run_polish(key, self._space(), draws=n, progress=progress, khat=self.khat)
         issues = chain_issues(chains, self.khat)
         for issue in issues:
             warnings.warn(issue, RuntimeWarning, stacklevel=2)

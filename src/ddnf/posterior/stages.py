@@ -236,7 +236,8 @@ def polish(state: State, *, is_trial: bool = False) -> State:
     s, best = state.settings, state.best
     key = jr.fold_in(s.check_key, 1000 + len(state.polished) + 10 * state.joined)
     space = Space(s.target.programs.density, best.flow, best.base)
-    chains = run_polish(key, space, draws=EVALUATED, progress=s.progress, is_trial=is_trial)
+    khat = best.diagnosis.khat
+    chains = run_polish(key, space, draws=EVALUATED, progress=s.progress, khat=khat, is_trial=is_trial)
     return dataclasses.replace(
         state,
         polished=(*state.polished, Polished(best, chains)),

@@ -139,5 +139,7 @@ class State:
 
     @property
     def exact(self) -> Polished | None:
-        """The chains that have converged best; None where there are none."""
-        return min(self.polished, key=lambda one: (not one.is_good, one.chains.rhat), default=None)
+        """The chains that have converged best; None where there are none, or none has and a flow is good without."""
+        best = min(self.polished, key=lambda one: (not one.is_good, one.chains.rhat), default=None)
+        is_needed = best is None or best.is_good or self.settings.exact == "always" or not self.best.is_good
+        return best if is_needed else None
