@@ -207,9 +207,9 @@ def test_mass_beside_the_fit_is_found():
         x = rng.normal(size=(10_000, 5))
         log_q = -np.sum(x**2, axis=1) / 2 - 2.5 * np.log(2 * np.pi) - np.log(np.diag(fit.scale)).sum()
         sample = sample_of(case, fit.mean + x @ fit.scale.T, log_q)
-        (found,) = missed_mass(jr.key(0), target, sample, np.log(0.5), [other])
+        (found,) = missed_mass(jr.key(0), target, sample, [other])
         assert 0.4 < found.share < 0.6 and found.least > 0.3
-        own = missed_mass(jr.key(0), target, sample, np.log(0.5), [fit])
+        own = missed_mass(jr.key(0), target, sample, [fit])
         assert all(one.least < 0.02 for one in own)
 
 

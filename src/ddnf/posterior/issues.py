@@ -20,6 +20,10 @@ from ddnf.posterior.regions import Missed, Normal, bulk_radius, missed_mass
 from ddnf.posterior.target import Target
 
 _PROBES = 12
+# Squared distance, in deviations, below which two modes are the same.
+_SAME = 0.1
+# Climbs from points of large weight, to modes that a fit may lack.
+_CLIMBS = 6
 _SHIFT = 0.05
 _ENERGY_DRIFT = 0.15
 _LOW_ESS = 0.5
@@ -74,9 +78,9 @@ def gather_evidence(
     drift = run_chains(jr.fold_in(key, 1), target, sample, points)
     found = _normals_at_modes(key, target, search, sample, modes, drift.roaming)
     roaming = _normal_of(drift.roaming)
-    missed = missed_mass(key, target, sample, diagnosis.log_evidence, found)
+    missed = missed_mass(key, target, sample, found)
     if not any(one.least > MISSED for one in missed) and roaming is not None:
-        missed = missed_mass(key, target, sample, diagnosis.log_evidence, [roaming])
+        missed = missed_mass(key, target, sample, [roaming])
     return Evidence(
         diagnosis,
         drift,
@@ -167,6 +171,23 @@ def chain_issues(chains: Chains, khat: float) -> tuple[str, ...]:
     return tuple(found)
 
 
+def missed_above(
+    key: PRNGKeyArray,
+    search: Search,
+    sample: Sample,
+    modes: tuple[Gaussian, ...],
+    points: Float[np.ndarray, "n dim"],
+    log_weights: Float[np.ndarray, " n"],
+) -> tuple[Missed, ...]:
+    """Mass that a fit lacks at the modes above the points of largest weight."""
+    known = [Normal(mode.mean, mode.scale) for mode in modes]
+    found = _with_modes_above(search, _heaviest(points, log_weights), known)[len(known) :]
+    # Gaussians that are known may be off their mode, as in a funnel: it is not another one.
+    found = [normal for normal in found if all(_distance(mode.mode, normal) >= _SAME for mode in modes)]
+    missed = missed_mass(key, search.target, sample, found)
+    return tuple(one for one in missed if one.least > MISSED)
+
+
 def random_starts(key: PRNGKeyArray, target: Target) -> list[Float[np.ndarray, " dim"]]:
     """Starts of searches that do not depend on the fit, so that they can run before it is known."""
     return [target.start(jr.fold_in(key, number)) for number in range(_PROBES)]
@@ -192,14 +213,27 @@ def _normals_at_modes(key, target, search, sample, modes, roaming) -> list[Norma
     spread = np.repeat([1.0, 3.0, 10.0, 30.0], _PROBES // 4)[:, None]
     far = center + deviation * spread * generator(key).normal(size=(_PROBES, target.dim))
     found = [Normal(mode.mean, mode.scale) for mode in modes]
+    starts = [*far, *random_starts(key, target), *_heaviest(sample.z, sample.log_weights)]
+    found = _with_modes_above(search, starts, found)
     elsewhere = 0
-    for number, start in enumerate([*far, *random_starts(key, target), *roaming]):
-        if number >= 2 * _PROBES:  # ends of chains in the bulk of a known mode lead back to it
-            if elsewhere == _PROBES or any(_distance(start, normal) < bulk_radius(target.dim) for normal in found):
-                continue
+    for start in roaming:
+        # Ends of chains in the bulk of a known mode lead back to it.
+        if elsewhere < _PROBES and all(_distance(start, normal) >= bulk_radius(target.dim) for normal in found):
             elsewhere += 1
+            found = _with_modes_above(search, [start], found)
+    return found
+
+
+def _heaviest(points, log_weights):
+    return np.asarray(points[np.argsort(-log_weights)[:_CLIMBS]], float)
+
+
+def _with_modes_above(search: Search, starts, known: list[Normal]) -> list[Normal]:
+    """The Gaussians known, and those at further modes that climbs reach."""
+    found = list(known)
+    for start in starts:
         mode = search.mode_from(start)
-        if mode is None or any(_distance(mode, normal) < 0.1 for normal in found):
+        if mode is None or any(_distance(mode, normal) < _SAME for normal in found):
             continue
         if (normal := search.laplace(mode)) is not None:
             found.append(Normal(*normal))

@@ -55,6 +55,8 @@ def next_stage(state: State) -> Decision:
         if settings.end is not None and not state.modes:
             return Decision(find_modes, "modes", "")
         return Decision(fit_base, "base", "")
+    if state.missed and uses_default_flow(state) and state.joined < _JOINS:
+        return Decision(join, f"join {state.joined + 1}", f"{state.missed[0].share:.0%} of the mass missed, join it")
     if state.evidence is not None:
         return _after_check(state)
     if state.is_polished:
@@ -137,9 +139,7 @@ def _after_polish(state: State) -> Decision:
 
 def _after_check(state: State) -> Decision:
     assert state.evidence is not None
-    missed, settings = state.evidence.missed, state.settings
-    if missed and uses_default_flow(state) and state.joined < _JOINS:
-        return Decision(join, f"join {state.joined + 1}", f"{missed[0].share:.0%} of the mass missed, join it")
+    settings = state.settings
     is_flow = state.exact is None and not state.is_polished
     if is_flow and (find_issues(state.evidence) or not _is_enough(state, state.best)):
         if state.rounds < settings.rounds and uses_default_flow(state) and not state.is_extended:

@@ -21,10 +21,18 @@ _CERTAIN = 3.0
 
 
 class Missed(NamedTuple):
-    """Mass that the fit lacks: its share of the target, at least `least` with certainty, and the Gaussian around it."""
+    """Mass that a fit lacks.
+
+    Attributes:
+        share: share of the target's mass.
+        least: the same, certain to be there.
+        log_known: log of the mass that the fit has.
+        normal: the Gaussian around what it lacks.
+    """
 
     share: float
     least: float
+    log_known: float
     normal: "Normal"
 
 
@@ -35,9 +43,7 @@ class Normal(NamedTuple):
     scale: Float[np.ndarray, "dim dim"]
 
 
-def missed_mass(
-    key: PRNGKeyArray, target: Target, sample: Sample, log_evidence: float, gaussians: list[Normal]
-) -> tuple[Missed, ...]:
+def missed_mass(key: PRNGKeyArray, target: Target, sample: Sample, gaussians: list[Normal]) -> tuple[Missed, ...]:
     """The mass that the fit misses around each of the Gaussians, the most certain first; without those that show none.
 
     Example:
@@ -48,19 +54,19 @@ def missed_mass(
         >>> log_q = -np.sum((z - 5) ** 2, axis=1) / 2 - np.log(2 * np.pi)
         >>> sample = Sample(z, log_q, np.full(1000, np.log(2 * np.pi)))
         >>> other = Normal(np.full(2, -5.0), np.eye(2))
-        >>> (missed,) = missed_mass(jr.key(0), ddnf.Target(two, 2), sample, np.log(2 * np.pi), [other])
+        >>> (missed,) = missed_mass(jr.key(0), ddnf.Target(two, 2), sample, [other])
         >>> round(missed.share, 2)
         0.5
     """
     noise = generator(key).normal(size=(_DRAWS, target.dim))
     log_normal = np.asarray(normal_log_prob(jnp.asarray(noise)), float)
-    weights = np.exp(np.minimum(sample.log_weights - log_evidence, 700.0))
+    weights, log_known = _truncated(sample.log_weights)
     inside = _bulk(sample.z)
     missed = []
     for gaussian in gaussians:
         points = gaussian.mean + noise @ gaussian.scale.T
         log_g = log_normal - np.sum(np.log(np.abs(np.diag(gaussian.scale))))
-        log_ratio = target.programs.values(points) - log_g - log_evidence
+        log_ratio = target.programs.values(points) - log_g - log_known
         log_ratio = np.where(np.isnan(log_ratio), -np.inf, log_ratio)
         # The Gaussian's own bulk, and whatever lies outside of the fit's.
         own = bulk_radius(target.dim)
@@ -69,12 +75,24 @@ def missed_mass(
             (np.sum(noise**2, axis=1) < own, np.sum(standard**2, axis=1) < own),
             (~inside(points), ~inside(sample.z)),
         )
-        found = [_compare(log_ratio, here, weights * fits, gaussian) for here, fits in regions]
+        found = [_compare(log_ratio, here, weights * fits, log_known, gaussian) for here, fits in regions]
         missed.append(max(found, key=lambda one: one.least))
     return tuple(sorted((one for one in missed if one.least > 0), key=lambda one: -one.least))
 
 
-def _compare(log_ratio, here, weights, normal) -> Missed:
+def _truncated(log_weights) -> tuple[Float[np.ndarray, " n"], float]:
+    """Weights with mean 1, none of them much above sqrt(n), and the log of what they were divided by.
+
+    A draw that hits a place the fit lacks has a weight that would make up for all of it, with an error as large.
+    """
+    log_n = np.log(len(log_weights))
+    for _ in range(10):
+        log_weights = np.minimum(log_weights, np.logaddexp.reduce(log_weights) - log_n / 2)
+    log_mean = np.logaddexp.reduce(log_weights) - log_n
+    return np.exp(log_weights - log_mean), float(log_mean)
+
+
+def _compare(log_ratio, here, weights, log_known, normal) -> Missed:
     """Masses in units of the fit's estimate of the whole."""
     ratio = np.where(here, np.exp(np.minimum(log_ratio, 700.0)), 0.0)
     mass, error = ratio.mean(), ratio.std() / np.sqrt(len(ratio))
@@ -82,7 +100,7 @@ def _compare(log_ratio, here, weights, normal) -> Missed:
     known = weights.mean() + _CERTAIN * weights.std() / np.sqrt(len(weights))
     excesses = max(mass, least) - weights.mean(), least - known
     share, least = (1 - 1 / (1 + max(excess, 0.0)) for excess in excesses)
-    return Missed(float(share), float(least), normal)
+    return Missed(float(share), float(least), log_known, normal)
 
 
 def _jensen(log_ratio, n) -> float:

@@ -22,12 +22,13 @@ from ddnf.posterior.diagnosis import EVALUATED, GOOD_KHAT, KHAT, QUICKLY, Sample
 from ddnf.posterior.evaluate import LostFitError
 from ddnf.posterior.hmc import Space
 from ddnf.posterior.importance import psis
-from ddnf.posterior.issues import gather_evidence, probe_points, random_starts
+from ddnf.posterior.issues import gather_evidence, missed_above, probe_points, random_starts
 from ddnf.posterior.mixture import mixture_at_modes
 from ddnf.posterior.modes import Gaussian, gaussians, merged, with_all_modes, with_more_modes
 from ddnf.posterior.objective import PathGradient, ReverseKL, Whitening, best_gradient, whitening
 from ddnf.posterior.polish import Chains, run_polish
 from ddnf.posterior.proper import check_proper
+from ddnf.posterior.regions import Missed
 from ddnf.posterior.state import Candidate, Polished, Settings, State
 from ddnf.posterior.target import Target
 from ddnf.training import loop
@@ -238,13 +239,21 @@ def polish(state: State, *, is_trial: bool = False) -> State:
     space = Space(s.target.programs.density, best.flow, best.base)
     khat = best.diagnosis.khat
     chains = run_polish(key, space, draws=EVALUATED, progress=s.progress, khat=khat, is_trial=is_trial)
+    missed = () if chains.is_converged or not uses_default_flow(state) else _missed_by_flow(state, best, chains)
     return dataclasses.replace(
         state,
-        polished=(*state.polished, Polished(best, chains)),
+        polished=(*state.polished, Polished(best, chains, missed)),
         is_polished=True,
         gradients=state.gradients + chains.gradients,
         evidence=None,
     )
+
+
+def _missed_by_flow(state: State, best: Candidate, chains: Chains) -> tuple[Missed, ...]:
+    """The flow may lack mass around the point at which a chain has most weight."""
+    every, highest = np.arange(len(chains.z)), np.argmax(chains.log_weights, axis=1)
+    found = chains.z[every, highest], chains.log_weights[every, highest]
+    return missed_above(state.settings.check_key, state.search, best.sample, state.modes, *found)
 
 
 def try_chains(state: State) -> State:
@@ -290,14 +299,12 @@ def _moments(chains: Chains) -> tuple[np.ndarray, np.ndarray]:
 
 def join(state: State) -> State:
     """Adds Gaussians around missed mass to the modes, and starts again without the candidates that miss it."""
-    assert state.evidence is not None
-    log_evidence = state.evidence.diagnosis.log_evidence
     # The components that are there have the rest of the mass, in the ratios of their ELBOs.
-    surplus = np.logaddexp.reduce([mode.elbo for mode in state.modes]) - log_evidence
+    surplus = np.logaddexp.reduce([mode.elbo for mode in state.modes]) - state.missed[0].log_known
     modes = [mode._replace(elbo=float(mode.elbo - surplus)) for mode in state.modes]
-    for share, _, normal in state.evidence.missed:
+    for share, _, log_known, normal in state.missed:
         share = min(share, 1 - 1e-6)
-        elbo = float(log_evidence + np.log(share / (1 - share)))
+        elbo = float(log_known + np.log(share / (1 - share)))
         modes.append(Gaussian(normal.mean, normal.scale, elbo, normal.mean))
     modes = tuple(sorted(modes, key=lambda mode: -mode.elbo))
     return dataclasses.replace(
@@ -338,7 +345,10 @@ def _with_candidate(state: State, name: str, skipped: int) -> State:
     except LostFitError:
         return dataclasses.replace(state, failed=state.failed if name == "base" else (*state.failed, name))
     is_sound = folded_share(flow, probe_points(s.check_key, s.target.dim, state.base)) == 0
-    new = Candidate(name, flow, sample, diagnose_sample(sample), is_sound, skipped, state.base)
+    diagnosis, missed = diagnose_sample(sample), ()
+    if diagnosis.khat > KHAT and _uses_mixtures(s):
+        missed = missed_above(s.check_key, state.search, sample, state.modes, sample.z, sample.log_weights)
+    new = Candidate(name, flow, sample, diagnosis, is_sound, skipped, state.base, missed)
     return dataclasses.replace(state, candidates=(*state.candidates, new))
 
 

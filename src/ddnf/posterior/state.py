@@ -17,6 +17,7 @@ from ddnf.posterior.mixture import ModeMixture
 from ddnf.posterior.modes import Gaussian, Search
 from ddnf.posterior.objective import End, Gradient, Whitening
 from ddnf.posterior.polish import Chains
+from ddnf.posterior.regions import Missed
 from ddnf.posterior.target import Target
 
 Exact = Literal["auto", "always", "never"]
@@ -47,7 +48,7 @@ class Settings:
 
 
 class Candidate(NamedTuple):
-    """The fit after a stage, in the space of the target, with what importance weights say of it."""
+    """The fit after a stage, in the space of the target, with what importance weights say of it and what it lacks."""
 
     stage: str
     flow: AbstractBijection
@@ -56,6 +57,7 @@ class Candidate(NamedTuple):
     is_sound: bool
     skipped: int
     base: ModeMixture | None
+    missed: tuple[Missed, ...] = ()
 
     @property
     def is_good(self) -> bool:
@@ -68,10 +70,11 @@ class Candidate(NamedTuple):
 
 
 class Polished(NamedTuple):
-    """Markov chains through the flow of a candidate."""
+    """Markov chains through the flow of a candidate, and the mass that they have found and the flow lacks."""
 
     candidate: Candidate
     chains: Chains
+    missed: tuple[Missed, ...] = ()
 
     @property
     def is_good(self) -> bool:
@@ -136,6 +139,12 @@ class State:
         if not self.candidates:
             raise LostFitError("Expected a log_density that is finite at some draws of the fit; got none of them.")
         return max(self.candidates, key=lambda candidate: candidate.rank)
+
+    @property
+    def missed(self) -> tuple[Missed, ...]:
+        """Mass that the latest fit lacks, by the last check, chains or draws that have found some."""
+        latest = [] if self.evidence is None else [self.evidence]
+        return next((one.missed for one in (*latest, *self.polished[-1:], *self.candidates[-1:]) if one.missed), ())
 
     @property
     def exact(self) -> Polished | None:
