@@ -140,13 +140,14 @@ def _after_polish(state: State) -> Decision:
 def _after_check(state: State) -> Decision:
     assert state.evidence is not None
     settings = state.settings
-    is_flow = state.exact is None and not state.is_polished
-    if is_flow and (find_issues(state.evidence) or not _is_enough(state, state.best)):
+    is_settled = state.is_polished or (state.exact is not None and state.exact.is_good)
+    issues = find_issues(state.evidence)
+    if not is_settled and (issues or not _is_enough(state, state.best)):
         if state.rounds < settings.rounds and uses_default_flow(state) and not state.is_extended:
             name = _round_name(state)
             return Decision(partial(train, name=name, is_extended=True), name, "not confirmed, train")
-        if settings.exact == "auto" and find_issues(state.evidence):
-            return _next_polish(state, "issues found")
+        if settings.exact == "auto" and (issues or state.exact is not None):
+            return _next_polish(state, "issues found" if issues else "not confirmed")
     return Decision(None, "", f"return {state.best.stage if state.exact is None else 'chains'}")
 
 

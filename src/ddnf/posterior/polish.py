@@ -39,6 +39,8 @@ _TRIAL_GRADIENTS = 500_000
 # Share of transitions with a proposal from a flow that misses part of the target: more would fill up the chains with
 # draws of the flow before they have been where it does not go.
 _RARE_JUMPS = 0.1
+# Transitions of such chains, unless these take more gradients than a trial: they enter its far tails slowly.
+_LEAST_TRANSITIONS = 1500
 # Beyond this many dimensions, momenta have deviations only, no correlations.
 _LARGEST_FULL = 512
 
@@ -130,7 +132,8 @@ def run_polish(
     """
     budget = _TRIAL_GRADIENTS if is_trial else _MOST_GRADIENTS
     start_key, run_key = jr.split(key)
-    kernel = _initial_kernel(space.flow.shape[0], _RARE_JUMPS if khat > KHAT else 1.0)
+    jumps, least = (_RARE_JUMPS, _LEAST_TRANSITIONS) if khat > KHAT else (1.0, 0)
+    kernel = _initial_kernel(space.flow.shape[0], jumps)
     position = _start(start_key, space, kernel)
     lengths: dict[int, float] = {}
     spent, transitions, latest, is_settled = CHAINS * CHUNK, 2 * CHUNK, None, False
@@ -155,10 +158,11 @@ def run_polish(
             # A shorter run than this one would not be better, unless it goes on.
             is_last = left < (CHUNK if is_settled else latest.transitions) or number == _RUNS - 1
             is_hopeless = is_trial and number >= _TUNING and latest.convergence.rhat.max() > _APART
-            is_enough = latest.is_converged and latest.ess >= _ENOUGH_ESS
+            is_thorough = latest.transitions >= least or spent >= _TRIAL_GRADIENTS
+            is_enough = latest.is_converged and latest.ess >= _ENOUGH_ESS and is_thorough
             if is_enough or is_last or is_hopeless:
                 break
-            kernel, transitions = following, min(_next_transitions(latest, is_tuning, is_settled), left)
+            kernel, transitions = following, min(_next_transitions(latest, is_tuning, is_settled, least), left)
     assert latest is not None
     return _thinned(latest, kernel, position, draws, spent)
 
@@ -250,12 +254,12 @@ def _joined(first: _Run, second: _Run) -> _Run:
     return _judged(trace, first.length)
 
 
-def _next_transitions(latest: _Run, is_tuning: bool, is_settled: bool) -> int:
+def _next_transitions(latest: _Run, is_tuning: bool, is_settled: bool, least: int) -> int:
     """As many as should be enough, at most four times as many as before; a settled run needs only the rest."""
     if is_tuning:
         return 2 * CHUNK
     before = latest.transitions
-    needed = 1.2 * _ENOUGH_ESS / max(latest.ess, 1.0) * before
+    needed = max(1.2 * _ENOUGH_ESS / max(latest.ess, 1.0) * before, least)
     needed = needed if latest.is_converged else max(needed, 2 * before)
     more = np.clip(needed - before, CHUNK, 3 * before) if is_settled else np.clip(needed, 4 * CHUNK, 4 * before)
     return int(np.ceil(more / CHUNK)) * CHUNK
