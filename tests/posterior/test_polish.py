@@ -39,6 +39,14 @@ def test_chains_are_exact_through_a_wrong_flow(chains):
     assert_allclose(np.cov(z.T), [[1.0, 0.95], [0.95, 1.0]], atol=2 * error)
 
 
+def test_chains_through_a_flow_that_misses_part_of_the_target_jump_less(chains):
+    space = Space(CORRELATED.log_density, identity(2))
+    rare = run_polish(jr.key(0), space, draws=4000, progress=False, khat=0.9)
+    assert float(rare.kernel.jumps) < float(chains.kernel.jumps) == 1
+    assert rare.is_converged and abs(rare.flow_acceptance - chains.flow_acceptance) < 0.1
+    assert rare.z.shape[1] * rare.thin >= 1500 or rare.gradients >= 500_000
+
+
 def test_chains_can_be_continued(chains):
     more = continue_chains(jr.key(1), Space(CORRELATED.log_density, identity(2)), chains, 1000)
     assert more.shape == (1000, 2)

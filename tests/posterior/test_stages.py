@@ -5,8 +5,10 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 
 import ddnf
+from ddnf.posterior import regions
 from ddnf.posterior.chains import run_chains
 from ddnf.posterior.curvature import Derivatives
 from ddnf.posterior.diagnosis import Sample
@@ -211,6 +213,23 @@ def test_mass_beside_the_fit_is_found():
         assert 0.4 < found.share < 0.6 and found.least > 0.3
         own = missed_mass(jr.key(0), target, sample, [fit])
         assert all(one.least < 0.02 for one in own)
+
+
+def test_a_mode_that_one_heavy_draw_has_hit_joins():
+    """A needle with 40 % of the mass: most draws of the broad component do not show it."""
+    case = HARD["needle"]
+    posterior = ddnf.fit_posterior(jr.key(0), ddnf.Target(case.log_density, 2), progress=False)
+    assert any(row.stage.startswith("join") for row in posterior.log) and not posterior.issues
+    draws = np.asarray(posterior.sample(jr.key(1), 10_000))
+    assert_allclose(np.mean(np.linalg.norm(draws - 1, axis=1) < 0.1), 0.4, atol=0.02)
+
+
+def test_weights_of_rare_hits_do_not_hide_what_they_hit():
+    log_weights = np.zeros(2000)
+    log_weights[0] = 20.0
+    weights, log_known = regions._truncated(log_weights)
+    assert_allclose(np.mean(weights), 1)
+    assert abs(log_known) < 0.1 and weights.max() < 2 * np.sqrt(2000)
 
 
 def test_policy_begins_with_the_modes():
