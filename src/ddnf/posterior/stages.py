@@ -237,7 +237,8 @@ def polish(state: State, *, is_trial: bool = False) -> State:
     s, best = state.settings, state.best
     key = jr.fold_in(s.check_key, 1000 + len(state.polished) + 10 * state.joined)
     space = Space(s.target.programs.density, best.flow, best.base)
-    khat = best.diagnosis.khat
+    # An affine map has no place that chains are slow to enter.
+    khat = 0.0 if best.stage == "base" else best.diagnosis.khat
     chains = run_polish(key, space, draws=EVALUATED, progress=s.progress, khat=khat, is_trial=is_trial)
     missed = () if chains.is_converged or not uses_default_flow(state) else _missed_by_flow(state, best, chains)
     return dataclasses.replace(
