@@ -12,7 +12,7 @@ from ddnf.flow.folds import folded_share
 from ddnf.flow.random import generator
 from ddnf.posterior.chains import Drift, run_chains
 from ddnf.posterior.diagnosis import KHAT, Diagnosis, Sample, diagnose_sample, evaluate
-from ddnf.posterior.evaluate import Base
+from ddnf.posterior.evaluate import Base, clean
 from ddnf.posterior.modes import Gaussian, Search
 from ddnf.posterior.polish import LEAST_ESS, RHAT, WEIGHTS_RHAT, Chains
 from ddnf.posterior.proper import tail_index
@@ -20,6 +20,9 @@ from ddnf.posterior.regions import Missed, Normal, bulk_radius, missed_mass
 from ddnf.posterior.target import Target
 
 _PROBES = 12
+# Points around a fit of few dimensions that are looked at for narrow modes.
+_OUTLIERS = 4000
+_FEW = 10
 # Squared distance, in deviations, below which two modes are the same.
 _SAME = 0.1
 # Climbs from points of large weight, to modes that a fit may lack.
@@ -215,6 +218,7 @@ def _normals_at_modes(key, target, search, sample, modes, roaming) -> list[Norma
     found = [Normal(mode.mean, mode.scale) for mode in modes]
     starts = [*far, *random_starts(key, target), *_heaviest(sample.z, sample.log_weights)]
     found = _with_modes_above(search, starts, found)
+    found = _with_modes_above(search, _outliers(key, target, center, deviation, found), found)
     elsewhere = 0
     for start in roaming:
         # Ends of chains in the bulk of a known mode lead back to it.
@@ -222,6 +226,20 @@ def _normals_at_modes(key, target, search, sample, modes, roaming) -> list[Norma
             elsewhere += 1
             found = _with_modes_above(search, [start], found)
     return found
+
+
+def _outliers(key, target: Target, center, deviation, known: list[Normal]):
+    """The most likely of many points around the fit that are not in the bulk of known modes: a narrow mode, whose reach
+    is small, shows there if parameters are few."""
+    if target.dim > _FEW:
+        return np.zeros((0, target.dim))
+    noise = generator(jr.fold_in(key, 2)).normal(size=(_OUTLIERS, target.dim))
+    points = center + 2 * deviation * noise
+    outside = [
+        np.sum(np.linalg.solve(n.scale, (points - n.mean).T) ** 2, axis=0) > bulk_radius(target.dim) for n in known
+    ]
+    points = points[np.all(outside, axis=0)] if known else points
+    return _heaviest(points, clean(target.programs.values(points))) if len(points) else points
 
 
 def _heaviest(points, log_weights):

@@ -207,7 +207,8 @@ def check(state: State) -> State:
     sample = best.sample if state.exact is None else _sample_of(state.exact, s)
     losses = np.concatenate(state.losses) if state.losses else np.zeros(0)
     evidence = gather_evidence(
-        s.check_key,
+        # Modes that have joined were missed by earlier searches: these go elsewhere.
+        jr.fold_in(s.check_key, state.joined) if state.joined else s.check_key,
         best.flow,
         s.target,
         losses,
