@@ -90,7 +90,7 @@ def ours(name: str, folder: Path) -> dict:
 
 
 def nutpie(name: str, folder: Path) -> dict:
-    import nutpie
+    import nutpie  # pyright: ignore[reportMissingImports]
     import pymc as pm
 
     data = {key: np.asarray(value) for key, value in POSTERIORS[name].data(folder).items()}
