@@ -85,8 +85,8 @@ def ours(target, seed) -> Draws:
 
 def nutpie(target, seed) -> Draws:
     """nutpie's defaults on the same log density: 4 chains, 2,500 draws each."""
-    import nutpie
-    from nutpie.compiled_pyfunc import from_pyfunc
+    import nutpie  # pyright: ignore[reportMissingImports]
+    from nutpie.compiled_pyfunc import from_pyfunc  # pyright: ignore[reportMissingImports]
 
     density = jax.jit(jax.value_and_grad(target.log_density))
 

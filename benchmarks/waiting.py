@@ -19,6 +19,7 @@ import tempfile
 import time
 import warnings
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
@@ -90,10 +91,10 @@ def ours(name: str, folder: Path) -> dict:
 
 
 def nutpie(name: str, folder: Path) -> dict:
-    import nutpie
+    import nutpie  # pyright: ignore[reportMissingImports]
     import pymc as pm
 
-    data = {key: np.asarray(value) for key, value in POSTERIORS[name].data(folder).items()}
+    data: dict[str, Any] = {key: np.asarray(value) for key, value in POSTERIORS[name].data(folder).items()}
     start = time.perf_counter()
     with pm.Model() as model:
         PYMC[name](pm, **data)

@@ -126,25 +126,13 @@ def _is_line_plot(path: Path) -> bool:
 
 def _posteriors() -> str:
     record = _record("posteriors")
-    methods = list(dict.fromkeys(row["method"] for row in record["rows"]))
-    methods.sort(key=lambda name: (name != "ours", name != "nutpie", name != "NUTS"))
-    names = list(dict.fromkeys(row["posterior"] for row in record["rows"]))
-
-    def cell(name, method):
-        found = [row for row in record["rows"] if (row["posterior"], row["method"]) == (name, method)]
-        if not found:
-            return ""
-        # The worst of all seeds; an error that is not finite is null in JSON.
-        worst = [
-            max((row[key] for row in found if row[key] is not None), default=None) for key in ("mean", "deviation")
-        ]
-        errors = [
-            formatted(dict(value=v), "value", form) or "NaN" for v, form in zip(worst, (".3f", ".1%"), strict=True)
-        ]
-        verdicts = " ".join(row["verdict"] for row in found)
-        return f"{verdicts}; {', '.join(errors)}; {max(row['seconds'] for row in found):.0f} s"
-
-    rows = [(name, *(cell(name, method) for method in methods)) for name in names]
+    runs: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in record["rows"]:
+        runs.setdefault((row["posterior"], row["method"]), []).append(row)
+    several = len({method for _, method in runs}) > 1
+    header = ("posterior", *(["method"] if several else []), "verdict", "mean", "deviation", "seconds")
+    rows = [(*(key if several else key[:1]), *_scores(found)) for key, found in runs.items()]
+    shown = "" if several else " Only ours is in this file; other methods are below, and in [Speed](speed.md)."
     return f"""# Posteriors
 
 Posteriors of [posteriordb](https://github.com/stan-dev/posteriordb) against reference draws, and densities with known moments, with default
@@ -153,9 +141,9 @@ settings: the verdict, the worst error of a mean (in reference deviations), the 
 
 GOOD: every mean within 0.05 deviations and every deviation within 5 % of the reference, plus three Monte Carlo errors. Otherwise WARNED if the
 method said that something is wrong, else SILENT. Deviations of funnels and of Student's t have so heavy tails that their Monte Carlo error is large
-for any method.
+for any method.{shown}
 
-{markdown_table(("posterior", *methods), rows)}
+{markdown_table(header, rows)}
 
 From `{record["command"]}` (`results/posteriors.json`).
 
@@ -163,6 +151,15 @@ From `{record["command"]}` (`results/posteriors.json`).
 
 {_honesty()}
 """
+
+
+def _scores(runs: list[dict[str, Any]]) -> tuple[str, ...]:
+    """Verdicts, the worst errors and the longest time of the runs; an error that is not finite is null in JSON."""
+    worst = {
+        key: max((row[key] for row in runs if row[key] is not None), default=None) for key in ("mean", "deviation")
+    }
+    errors = [formatted(worst, key, form) or "NaN" for key, form in (("mean", ".3f"), ("deviation", ".1%"))]
+    return (" ".join(row["verdict"] for row in runs), *errors, f"{max(row['seconds'] for row in runs):.0f}")
 
 
 def _waiting() -> str:
@@ -210,7 +207,9 @@ def _densities() -> str:
         method = "ours, before the last changes" if is_older else row["method"]
         groups.setdefault((row["table"], method), []).append(row)
     rows = []
-    for (table, method), found in sorted(groups.items(), key=lambda group: (group[0][0], not group[0][1].startswith("ours"))):
+    for (table, method), found in sorted(
+        groups.items(), key=lambda group: (group[0][0], not group[0][1].startswith("ours"))
+    ):
         mean, error, seconds = (sum(row[name] for row in found) / len(found) for name in _DENSITY_FIGURES)
         rows.append((table, method, f"{mean:.2f} ± {error:.2f}", f"{seconds:.0f} s", str(len(found))))
     return f"""# Densities

@@ -15,7 +15,8 @@ from ddnf_paper.experiment import Claim, Experiment, Picture, Record, ReportTabl
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_LARGEST_SVG = 150_000  # bytes; beyond, a figure is smaller as a PNG
+_GREY = "#7b828e"
+_LARGEST_SVG = 150_000  # bytes; beyond, a figure is smaller as WebP
 
 
 class Shown(NamedTuple):
@@ -116,8 +117,23 @@ def _source(figure: "Figure") -> str:
     kind = "svg+xml"
     if buffer.tell() > _LARGEST_SVG:
         kind, buffer = "webp", io.BytesIO()
+        _clear_background(figure)
         figure.savefig(buffer, format="webp", dpi=resolution(figure), pil_kwargs=dict(quality=85))
     return f"data:image/{kind};base64,{base64.b64encode(buffer.getvalue()).decode()}"
+
+
+def _clear_background(figure: "Figure") -> None:
+    """Makes a figure transparent, with frames and text in a grey that is read on a light page and on a dark one."""
+    from matplotlib.spines import Spine
+    from matplotlib.text import Text
+
+    figure.patch.set_alpha(0)
+    for axes in figure.axes:
+        axes.patch.set_alpha(0)
+    for text in figure.findobj(Text):
+        text.set_color(_GREY)
+    for spine in figure.findobj(Spine):
+        spine.set_edgecolor(_GREY)
 
 
 def _views(sections: list[Section]) -> dict[str, dict[str, Any]]:

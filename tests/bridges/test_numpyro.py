@@ -376,7 +376,7 @@ def logistic(x, y, size=None):
     numpyro.deterministic("twice", 2 * scale)
     with numpyro.plate("rows", len(y), subsample_size=size):
         rows, seen = numpyro.subsample(x, 1), numpyro.subsample(y, 0)
-        logits = numpyro.deterministic("logits", rows @ beta * scale)
+        logits = numpyro.deterministic("logits", jnp.dot(rows, beta) * scale)
         with numpyro.handlers.scale(scale=0.5):
             numpyro.sample("y", dist.Bernoulli(logits=logits), obs=seen)
 
@@ -419,6 +419,7 @@ def test_a_plate_of_rows_has_the_density_of_the_model(size, batch):
     z = np.random.default_rng(2).normal(size=(3, 3))
     assert_allclose(tall.programs.values(z), whole.programs.values(z))
     assert_allclose(tall.programs.gradients(z)[1], whole.programs.gradients(z)[1], atol=1e-10)
+    assert tall.constrain and tall.unconstrain
     named = tall.constrain(jnp.asarray(z[0]))
     assert sorted(named) == ["beta", "scale", "twice"]
     assert_allclose(tall.unconstrain(named), z[0])

@@ -213,16 +213,17 @@ def test_held_out_rows_are_not_trained_on():
 
 @pytest.mark.filterwarnings("ignore:The flow folds")  # so large a learning rate
 def test_stops_early_and_keeps_the_best():
-    flow = Invert(DDNF(jr.key(0), 2, blocks=1, steps=2, hidden=(32,), output_scale=0.5))
-    density = quick_fit(ROWS[:20], flow=flow, steps=5000, learning_rate=0.1, patience=2, validation=0.3)
+    # Without folds and with a moderate rate, the fit does not hang on rounding, which differs between releases of JAX.
+    flow = Invert(DDNF(jr.key(0), 2, blocks=1, steps=8, hidden=(32,), output_scale=0.5))
+    density = quick_fit(ROWS[:20], flow=flow, steps=5000, learning_rate=0.03, patience=2, validation=0.3)
     values = np.asarray(density.values)
     assert len(values) < 50
     assert len(values) - 1 - np.argmin(values) == 2
     # Values are those of standardized rows; the rest is the constant of the standardization.
     constant = np.sum(np.log(np.diag(density.scale)))
     chosen_and_judged_by_the_same_rows = -values.min() - constant
-    assert density.log_likelihood < chosen_and_judged_by_the_same_rows
-    assert density.train_log_likelihood > density.log_likelihood
+    assert density.log_likelihood < chosen_and_judged_by_the_same_rows + 1e-6
+    assert density.train_log_likelihood > density.log_likelihood + 1
 
 
 def test_with_nans_debugged():

@@ -46,8 +46,8 @@ def judge(
     stretch = np.abs(draws.std(axis=0) / deviation - 1)
     standard = (draws - draws.mean(axis=0)) / np.maximum(draws.std(axis=0), 1e-300)
     # The variance of a deviation depends on the kurtosis, which is large for funnels and heavy tails.
-    kurtosis = np.mean(standard**4, axis=0) if kurtosis is None else kurtosis
-    noise = np.sqrt(np.maximum(kurtosis - 1, 0) / (4 * ess))
+    fourth = np.mean(standard**4, axis=0) if kurtosis is None else kurtosis
+    noise = np.sqrt(np.maximum(fourth - 1, 0) / (4 * ess))
     is_right = (shift < tolerance + 3 / np.sqrt(ess)).all() and (stretch < tolerance + 3 * noise).all()
     return Judged(float(shift.max()), float(stretch.max()), bool(is_right))
 

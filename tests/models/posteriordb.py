@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -25,7 +25,7 @@ class Posterior(NamedTuple):
     """A model, `data(folder)` that gives its keyword arguments, and the reference's name for each site."""
 
     model: Callable[..., None]
-    data: Callable[[Path], dict[str, np.ndarray]]
+    data: Callable[[Path], dict[str, Any]]
     names: dict[str, str]
 
     def scalars(self, draws: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -57,7 +57,7 @@ class AdamState(NamedTuple):
     """The state of `adam`; its schedule is a part of it, so that all schedules share one compiled program."""
 
     inner: PyTree
-    count: Int[Array, ""]
+    step: Int[Array, ""]
     peak: Float[Array, ""]
     steps: Int[Array, ""]
     warmup: Int[Array, ""]
@@ -71,10 +71,10 @@ def adam(learning_rate: float, steps: int, *, clip: float = 10.0, warmup: float 
     """
     inner, update = _adam(clip)
 
-    def init(parameters):
+    def init(params):
         counts = (jnp.asarray(count, jnp.int32) for count in (max(2, steps), max(1, int(warmup * steps))))
         peak = jnp.asarray(learning_rate, jnp.result_type(float))
-        return AdamState(inner.init(parameters), jnp.zeros((), jnp.int32), peak, *counts)
+        return AdamState(inner.init(params), jnp.zeros((), jnp.int32), peak, *counts)
 
     return optax.GradientTransformation(init, update)
 
@@ -84,20 +84,20 @@ def _adam(clip):
     # Flattened: one update of all parameters compiles and runs faster than one for each array.
     inner = optax.flatten(optax.chain(optax.clip_by_global_norm(clip), optax.scale_by_adam()))
 
-    def update(gradient, state, parameters=None):
-        updates, new = inner.update(gradient, state.inner, parameters)
-        rate = -state.peak * _relative_rate(state.count, state.steps, state.warmup)
+    def update(updates, state, params=None):
+        updates, new = inner.update(updates, state.inner, params)
+        rate = -state.peak * _relative_rate(state.step, state.steps, state.warmup)
         updates = jax.tree.map(lambda u: (rate * u).astype(u.dtype), updates)
-        return updates, state._replace(inner=new, count=state.count + 1)
+        return updates, state._replace(inner=new, step=state.step + 1)
 
     return inner, update
 
 
-def _relative_rate(count, steps, warmup):
+def _relative_rate(step, steps, warmup):
     """From 0.1 to 1 in a straight line, then to 0.001 by half a cosine."""
-    rising = 0.1 + 0.9 * count / warmup
-    fraction = jnp.clip((count - warmup) / jnp.maximum(steps - warmup, 1), 0.0, 1.0)
-    return jnp.where(count < warmup, rising, 1e-3 + (1 - 1e-3) * (1 + jnp.cos(jnp.pi * fraction)) / 2)
+    rising = 0.1 + 0.9 * step / warmup
+    fraction = jnp.clip((step - warmup) / jnp.maximum(steps - warmup, 1), 0.0, 1.0)
+    return jnp.where(step < warmup, rising, 1e-3 + (1 - 1e-3) * (1 + jnp.cos(jnp.pi * fraction)) / 2)
 
 
 def fit(
