@@ -134,7 +134,8 @@ def try_conditional(make, n, seed):
     rng = np.random.default_rng(seed)
     x, condition = make(rng, n)
     density = ddnf.fit_density(jr.key(seed), x, condition, progress=False)
-    values = density.pit(*(lambda new: (new[0], jr.key(seed + 1), new[1]))(make(rng, 500)))
+    new, new_condition = make(rng, 500)
+    values = density.pit(new, jr.key(seed + 1), new_condition)
     p_value = float(kstest(values[:, 0], "uniform").pvalue)
     return dict(p_value=p_value, passes=p_value > 0.05)
 
