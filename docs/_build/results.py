@@ -246,7 +246,8 @@ def _draws() -> str:
             shares = [f"{bound[of]:.0%}" for of in ("generator", "table")] if bound else ["", ""]
             tables.append((name, passed + _older(found), *shares))
         if kind == "conditional":
-            conditional.append((name, "PIT values", passed + _older(found)))
+            gap = sum(row["gap"] for row in found) / len(found)
+            conditional.append((name, "PIT values", f"{passed}, {gap:.3f} nats per row less than the truth{_older(found)}"))
         if kind == "two moons":
             (row,) = found
             conditional.append(("two moons", "C2ST", f"{row['c2st']:.3f} (largest {row['largest']:.3f}){_older(found)}"))
