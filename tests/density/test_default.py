@@ -49,6 +49,12 @@ def test_few_rows_of_many_columns_get_few_steps():
     assert own.steps == 2000 and own.penalty == 0
 
 
+def test_single_columns_have_a_small_penalty():
+    """A large one takes the weights to zero before they have learned from the condition."""
+    single, several = (plan(jr.key(0), 2000, dim, 1, flow=None, batch=256).penalty for dim in (1, 3))
+    assert 0 < single <= 0.02 * several
+
+
 def test_penalty_is_that_of_the_first_part():
     splines = ColumnSplines(2, 4)
     model = Model(Chain([splines, Invert(ColumnSplines(2, 4))]))

@@ -18,9 +18,9 @@ from ddnf.flows import make
 MANY_COLUMNS = 16
 FEW_ROWS = 5000
 _MANY_ROWS = 10_000
-# Minus the log density of the flow's parameters: that of normal ones with this precision. What a condition does is
-# often in the flow alone: with a precision of 100 its weights go to zero before they find out.
-_PRECISION, _PRECISION_GIVEN = 100.0, 1.0
+# Minus the log density of the flow's parameters: that of normal ones with this precision. A flow of a single column
+# learns from its condition alone: with a precision of 100 its weights go to zero before they find out.
+_PRECISION, _PRECISION_SINGLE = 100.0, 1.0
 _EPOCHS = 50
 
 
@@ -142,4 +142,4 @@ def plan(
     # Autoregressive splines overfit a small table within some epochs, unless there is a condition to learn from.
     is_quick = condition_dim is None or dim > MANY_COLUMNS
     most = min(steps, max(100, _EPOCHS * rows // batch)) if is_quick else steps
-    return Plan(flow, rate, most, (_PRECISION if condition_dim is None else _PRECISION_GIVEN) / rows)
+    return Plan(flow, rate, most, (_PRECISION_SINGLE if dim == 1 else _PRECISION) / rows)
