@@ -49,6 +49,7 @@ def test_results_are_made_from_the_files():
     pages = results.pages()
     assert "✗ not reproduced" in pages["results/claims.md"]
     assert "eight_schools" in pages["results/posteriors.md"]
+    assert "nats per row less than the truth" in pages["results/densities.md"]
     assert "settings of the baselines were not tuned" in pages["results/experiments.md"].replace("\n", " ")
 
 

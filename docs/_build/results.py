@@ -224,10 +224,53 @@ FlowJAX's flows have 8 layers and 8 knots (BNAF: one layer), standardized rows a
 splits of the same tables, by held-out rows. POWER is an excerpt of 34 days with the columns and the noise of MAF's POWER: it is not comparable
 with published results. MINIBOONE is trained on MAF's validation rows and tested on its test rows. `patches` are 20,000 patches of 8 x 8 pixels
 of the Frey faces.
-"""
+
+{_draws()}"""
 
 
 _DENSITY_FIGURES = "test", "error", "process_seconds"
+
+
+def _draws() -> str:
+    record = _record("tables")
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for label, row in record["rows"].items():
+        groups.setdefault(label.rpartition("/")[0] or label, []).append(row)
+    tables, conditional = [], []
+    for label, found in groups.items():
+        kind, _, name = label.partition("/")
+        passed = f"{sum(row['passes'] for row in found)} of {len(found)}" if kind in ("table", "conditional") else ""
+        if kind == "table":
+            bound = record["rows"].get(f"bound/{name}")
+            shares = [f"{bound[of]:.0%}" for of in ("generator", "table")] if bound else ["", ""]
+            tables.append((name, passed + _older(found), *shares))
+        if kind == "conditional":
+            gap = sum(row["gap"] for row in found) / len(found)
+            conditional.append((name, "PIT values", f"{passed}, {gap:.3f} nats per row less than the truth{_older(found)}"))
+        if kind == "two moons":
+            (row,) = found
+            conditional.append(("two moons", "C2ST", f"{row['c2st']:.3f} (largest {row['largest']:.3f}){_older(found)}"))
+    return f"""## Draws of awkward tables
+
+How often a two-sample test (energy distance, 200 draws and 200 new rows) finds no difference at the 5 % level. Beside it, the same for 200 other
+rows of the generator, and for 200 rows drawn with replacement from the table that was fitted: no density of 300 rows is likely to do much better.
+
+{markdown_table(("table", "ours", "the generator", "the table itself"), tables)}
+
+## Conditional fits
+
+2,000 rows of a number given one: how often a Kolmogorov-Smirnov test of the PIT values of 500 new rows finds no difference from uniform ones at the
+5 % level. Two moons (10,000 simulations): the accuracy of a classifier that tells draws from exact ones, mean and largest of ten observations; 0.5
+is best.
+
+{markdown_table(("problem", "measure", "ours"), conditional)}
+
+From `{record["command"]}` (`results/tables.json`).
+"""
+
+
+def _older(rows: list[dict[str, Any]]) -> str:
+    return " (before the last changes)" if any(row.get("older") for row in rows) else ""
 
 
 def _speed() -> str:

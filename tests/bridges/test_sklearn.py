@@ -87,6 +87,25 @@ def test_in_a_search():
     assert search.score(ROWS) == search.best_estimator_.score(ROWS)
 
 
+@pytest.mark.slow
+def test_default_flow_in_a_search_of_a_pipeline(tmp_path):
+    pipeline = make_pipeline(StandardScaler(), DDNFDensity(steps=3, random_state=0))
+    search = GridSearchCV(pipeline, dict(ddnfdensity__learning_rate=[1e-3, 1e-2]), cv=2, error_score="raise").fit(ROWS)
+    assert np.isfinite(search.cv_results_["mean_test_score"]).all()
+    joblib.dump(search, tmp_path / "search.joblib")
+    assert_array_equal(joblib.load(tmp_path / "search.joblib").score_samples(ROWS), search.score_samples(ROWS))
+
+
+@pytest.mark.slow
+def test_autoregressive_splines_are_pickled():
+    """The default of many columns: layers of FlowJAX, which hold functions that cannot be pickled."""
+    rows = np.random.default_rng(1).normal(size=(40, 17))
+    model = DDNFDensity(steps=3, random_state=0).fit(rows)
+    copy = pickle.loads(pickle.dumps(model))
+    assert_array_equal(copy.score_samples(rows), model.score_samples(rows))
+    assert_array_equal(copy.sample(3, random_state=0), model.sample(3, random_state=0))
+
+
 def test_names_of_columns():
     frame = pd.DataFrame(ROWS, columns=["width", "height"])
     model = tiny().fit(frame)

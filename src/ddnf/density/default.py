@@ -18,8 +18,9 @@ from ddnf.flows import make
 MANY_COLUMNS = 16
 FEW_ROWS = 5000
 _MANY_ROWS = 10_000
-# Minus the log density of the flow's parameters: that of normal ones with precision 100.
-_PRECISION = 100.0
+# Minus the log density of the flow's parameters: that of normal ones with this precision. A flow of a single column
+# learns from its condition alone: with a precision of 100, one fit in three learned nothing but the regression.
+_PRECISION, _PRECISION_SINGLE = 100.0, 1.0
 _EPOCHS = 50
 
 
@@ -38,9 +39,9 @@ def default_flow(
 
     Splines on the columns and the mixture, which are trained with it, already describe a table of few rows: for fewer
     than 5,000 rows of at most 16 columns it is the identity. Larger tables get two layers of autoregressive splines,
-    wider for more rows and columns; with a condition, on which splines and mixture do not depend, four. For a single
-    column with a condition, or if one of the settings of a `DDNF` is given, it is a `DDNF` with bounded weights,
-    inverted, so that training needs no inverse. None of these can fold.
+    wider for more rows and columns; several columns with a condition, on which splines and mixture do not depend, get
+    four, and a single one two, whose knots follow the condition. If one of the settings of a `DDNF` is given, it is a
+    `DDNF` with bounded weights, inverted, so that training needs no inverse. None of these can fold.
 
     Args:
         key: random key.
@@ -58,8 +59,8 @@ def default_flow(
     has_few = rows is not None and rows < FEW_ROWS
     if not is_ddnf and condition_dim is None and (dim == 1 or (has_few and dim <= MANY_COLUMNS)):
         return Identity((dim,))
-    if not is_ddnf and dim > 1:
-        layers = 2 if condition_dim is None or dim > MANY_COLUMNS else 4
+    if not is_ddnf:
+        layers = 2 if condition_dim is None or dim == 1 or dim > MANY_COLUMNS else 4
         size = 128 if dim > MANY_COLUMNS else 32 if rows is not None and rows < _MANY_ROWS else 64
         return _splines(key, dim, layers, condition_dim, size)
     blocks = (4 if condition_dim is None else 8) if blocks is None else blocks
@@ -136,8 +137,9 @@ def plan(
         return Plan(flow, 5e-3, steps, 0.0)
     flow = default_flow(key, dim, condition_dim, rows=rows)
     rate = 2e-3 if dim > MANY_COLUMNS else 5e-3
-    is_autoregressive = not isinstance(flow, Identity) and (condition_dim is None or dim > 1)
-    # They overfit a small table within some epochs, unless there is a condition to learn from.
-    is_quick = is_autoregressive and (condition_dim is None or dim > MANY_COLUMNS)
+    if isinstance(flow, Identity):
+        return Plan(flow, rate, steps, 0.0)
+    # Autoregressive splines overfit a small table within some epochs, unless there is a condition to learn from.
+    is_quick = condition_dim is None or dim > MANY_COLUMNS
     most = min(steps, max(100, _EPOCHS * rows // batch)) if is_quick else steps
-    return Plan(flow, rate, most, _PRECISION / rows if is_autoregressive else 0.0)
+    return Plan(flow, rate, most, (_PRECISION_SINGLE if dim == 1 else _PRECISION) / rows)

@@ -275,6 +275,22 @@ class Density:
 
         save(path, self, overwrite=overwrite)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickle and copies: a flow is described as in a file, as layers of FlowJAX hold functions of their own."""
+        from ddnf.storage.description import describe
+        from ddnf.storage.file import pack
+
+        try:
+            return self.__dict__ | dict(flow=(describe(self.flow), pack(self.flow)))
+        except ValueError:  # a flow of the user's own
+            return self.__dict__
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        from ddnf.storage.description import restore
+
+        is_described = isinstance(state["flow"], tuple)
+        self.__dict__.update(state | dict(flow=restore(*state["flow"])) if is_described else state)
+
     def _real_log_prob(self, x, condition):
         is_inside = inside(self.columns, x).all(axis=-1)
         xp: Any = np if isinstance(x, np.ndarray) else jnp

@@ -39,7 +39,7 @@ def masked(
 
     Args:
         key: random key of the weights.
-        dim: dimension, at least 2.
+        dim: dimension, at least 2 without a condition.
         transformer: bijection of the line, to whose parameters the conditioner adds its output.
         layers: number of layers.
         condition_dim: dimension of the condition; None for none.

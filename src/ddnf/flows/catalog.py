@@ -35,7 +35,7 @@ class Baseline:
         size: default width.
         size_means: what the width is.
         is_forward_fast: whether noise -> z is the fast direction, as variational inference needs; else z -> noise is.
-        min_dim: smallest dimension that it works in.
+        min_dim: smallest dimension that it works in without a condition.
         has_layers: whether it has a number of layers.
         learning_rate: peak learning rate of Adam that trained best on the paper's toy energies.
         rate_falls: whether that rate is for two layers, and falls as 2 / layers for more.
@@ -176,7 +176,7 @@ BASELINES: Mapping[str, Baseline] = {
 def _check(name, dim, layers, condition_dim, size):
     if name not in BASELINES:
         raise ValueError(f"Expected one of {', '.join(BASELINES)}; got {name!r}.")
-    min_dim = BASELINES[name].min_dim
+    min_dim = BASELINES[name].min_dim if condition_dim is None else 1
     if dim < min_dim:
         raise ValueError(f"Expected dim of at least {min_dim} for {name}; got {dim}.")
     for argument, value in (("layers", layers), ("condition_dim", condition_dim), ("size", size)):
