@@ -10,6 +10,7 @@ from tyro.conf import OmitArgPrefixes, Positional
 
 from ddnf.cli.options import Output, check_output, key_from_seed, parse_support, read_values, split_columns
 from ddnf.density import fit_density
+from ddnf.density.disk import DiskTable
 from ddnf.density.lines import Format
 from ddnf.density.tables import Table, open_table
 from ddnf.storage.file import is_model
@@ -38,7 +39,8 @@ def fit(
     """Fits a density to the rows of a table, and writes it to a model file.
 
     Args:
-        data: a table: .csv or .tsv (with or without a header, or compressed as .csv.gz), .xlsx, .npy or .parquet.
+        data: a table: .csv or .tsv (with or without a header, or compressed as .csv.gz), .xlsx, .npy or .parquet, or a
+            folder of .parquet files. More than 128 MB of .npy or .parquet stay on disk.
             Columns of numbers, text, booleans (true, false) and dates (2020-12-31) are modelled.
         output: the model file to write; an existing model is replaced.
         columns: names or numbers (from 0) of the columns to model, such as price,age; by default all but the
@@ -75,7 +77,7 @@ def fit(
             x,
             given,
             support=supports,
-            names=None if isinstance(x, dict) else names,
+            names=None if isinstance(x, dict | DiskTable) else names,
             missing=missing,
             steps=steps,
             batch=batch,
@@ -102,7 +104,10 @@ def fit(
 def _values(
     table: Table, modelled: list[int], conditions: list[int], missing: str, *, progress: bool
 ) -> tuple[Any, Any]:
-    """Arrays where all columns hold numbers, else dicts of columns."""
+    """Arrays where all columns hold numbers, else dicts of columns; a large table of numbers stays on disk."""
+    disk = None if table.disk is None else table.disk(modelled, conditions)
+    if disk is not None and not disk.is_small:
+        return disk, None
     keep = "keep" if missing == "drop" else "raise"
     both = read_values(table, [*modelled, *conditions], missing=keep, progress=progress)
     chosen = [dict(list(both.items())[: len(modelled)]), dict(list(both.items())[len(modelled) :])]
@@ -113,4 +118,5 @@ def _values(
 
 def _with_labels(message: str, labels: list[str | int]) -> str:
     # The library numbers the columns of its array; users know those of their file.
+    message = message.replace("missing='drop'", "--drop-missing")
     return re.sub(r"\bcolumn (\d+)", lambda match: f"column {labels[int(match[1])]!r}", message)

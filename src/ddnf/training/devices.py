@@ -58,6 +58,14 @@ def share_rows(mesh: Mesh | None, tree: PyTree) -> PyTree:
     return jax.tree.map(put, tree)
 
 
+def share_steps(mesh: Mesh | None, tree: PyTree) -> PyTree:
+    """The rows (steps, rows, ...) that this process has for each step, with those of all other processes."""
+    if mesh is None:
+        return tree
+    sharding = NamedSharding(mesh, PartitionSpec(None, AXIS))
+    return jax.tree.map(lambda array: jax.make_array_from_process_local_data(sharding, array), tree)
+
+
 def copy_to_all(mesh: Mesh | None, tree: PyTree) -> PyTree:
     """Arrays with a copy on each device."""
     return tree if mesh is None else jax.device_put(tree, _everywhere(mesh))
