@@ -14,6 +14,7 @@ from ddnf.density.disk import DiskTable
 from ddnf.density.lines import Format
 from ddnf.density.tables import Table, open_table
 from ddnf.storage.file import is_model
+from ddnf.training import initialize, is_first
 
 
 def fit(
@@ -33,6 +34,10 @@ def fit(
     patience: int = 10,
     seed: int = 0,
     checkpoint: Path | None = None,
+    distributed: bool = False,
+    coordinator: str | None = None,
+    processes: int | None = None,
+    rank: int | None = None,
     quiet: bool = False,
     force: bool = False,
 ) -> None:
@@ -58,10 +63,20 @@ def fit(
         patience: stop after this many checks of the held-out rows without a better value.
         seed: random seed.
         checkpoint: folder for checkpoints (in its subfolder ddnf-checkpoints); an interrupted run is resumed from it.
+        distributed: share the work with other processes that run the same command, on this or other machines. Slurm,
+            Kubernetes and Open MPI say where they are, or the next three options. The first process writes.
+        coordinator: address and port of the first process, such as 10.0.0.1:1234.
+        processes: number of processes.
+        rank: number of this process, from 0.
         quiet: show no progress bar and no summary.
         force: overwrite the output even if it is not a model.
     """
     start = time.perf_counter()
+    if distributed:
+        initialize(coordinator, processes, rank)
+    elif (coordinator, processes, rank) != (None, None, None):
+        raise ValueError("Expected --distributed with --coordinator, --processes and --rank; got these alone.")
+    quiet = quiet or not is_first()
     check_output(output, force=force, kind="a ddnf model", is_ours=is_model)
     key = key_from_seed(seed)
     table = open_table(data, reading)
@@ -85,11 +100,13 @@ def fit(
             validation=int(validation) if validation >= 1 and validation.is_integer() else validation,
             patience=patience,
             checkpoint=checkpoint,
+            devices="all" if distributed else None,
             progress=not quiet,
         )
     except ValueError as error:
         raise ValueError(_with_labels(str(error), labels)) from error
-    density.save(output, overwrite=force)
+    if is_first():
+        density.save(output, overwrite=force)
     if not quiet:
         dropped = f", {density.dropped_rows} dropped with missing values" if density.dropped_rows else ""
         print(f"rows            {density.train_rows + density.held_out_rows}{dropped}")

@@ -97,7 +97,7 @@ def open_table(path: Path, form: Format | None = None) -> Table:
         >>> table.names, table.read([2, 1]).tolist()
         (('id', 'x', 'y'), [[2.0, 1.0], [4.0, 3.0]])
     """
-    if path.is_dir():
+    if path.is_dir() and path.suffix.lower() not in {*READERS} - {".parquet"}:
         return _open_parquet(path, Format())
     opener = _by_ending(path, READERS)
     if not path.is_file():

@@ -7,6 +7,8 @@ where the rows are, and gradients are summed over the devices. Random numbers do
 from typing import Literal
 
 import jax
+import jax.numpy as jnp
+import jax.random as jr
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import PyTree
@@ -29,21 +31,39 @@ def mesh_of(devices: Devices) -> Mesh | None:
     if devices is None:
         return None
     if isinstance(devices, Mesh) and len(devices.axis_names) == 1:
-        return Mesh(devices.devices, (AXIS,))
+        return _checked(Mesh(devices.devices, (AXIS,)))
     if devices == "all":
         return Mesh(np.array(known), (AXIS,))
     if isinstance(devices, int) and not isinstance(devices, bool) and 1 <= devices <= len(known):
-        return Mesh(np.array(known[:devices]), (AXIS,))
+        return _checked(Mesh(np.array(known[:devices]), (AXIS,)))
     got = devices if isinstance(devices, int | str) else f"{type(devices).__name__} {devices}"
     raise ValueError(
         f"Expected devices to be 'all', a number from 1 to {len(known)}, or a mesh with one axis; got {got}."
     )
 
 
+def _checked(mesh: Mesh) -> Mesh:
+    if process_count(mesh) != jax.process_count():
+        raise ValueError(
+            f"Expected devices of all {jax.process_count()} processes, such as devices='all'; got {mesh.size}."
+        )
+    return mesh
+
+
 def check_batch(mesh: Mesh | None, batch: int) -> None:
     """Raises unless the devices can share the rows of a step evenly."""
     if mesh is not None and batch % mesh.size:
         raise ValueError(f"Expected a batch that {mesh.size} devices can share evenly; got {batch} rows.")
+
+
+def process_count(mesh: Mesh | None) -> int:
+    """The number of processes whose devices are in a mesh.
+
+    Example:
+        >>> process_count(mesh_of(1))
+        1
+    """
+    return 1 if mesh is None else len({device.process_index for device in mesh.devices.flat})
 
 
 def share_rows(mesh: Mesh | None, tree: PyTree) -> PyTree:
@@ -68,12 +88,21 @@ def share_steps(mesh: Mesh | None, tree: PyTree) -> PyTree:
 
 def copy_to_all(mesh: Mesh | None, tree: PyTree) -> PyTree:
     """Arrays with a copy on each device."""
-    return tree if mesh is None else jax.device_put(tree, _everywhere(mesh))
+    if mesh is None or process_count(mesh) == 1:
+        return tree if mesh is None else jax.device_put(tree, _everywhere(mesh))
+
+    def put(array):
+        # Of several processes, each has the array on its own device; only what is on the host can be put on all.
+        if isinstance(array, jax.Array) and jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
+            return jr.wrap_key_data(put(jr.key_data(array)), impl=jr.key_impl(array))
+        return jax.device_put(np.asarray(array), _everywhere(mesh))
+
+    return jax.tree.map(put, tree)
 
 
 def gather(mesh: Mesh | None, tree: PyTree) -> PyTree:
     """Arrays on the default device again."""
-    return tree if mesh is None else jax.tree.map(lambda array: jax.numpy.asarray(np.asarray(array)), tree)
+    return tree if mesh is None else jax.tree.map(lambda array: jnp.asarray(np.asarray(array)), tree)
 
 
 def rows_sharding(mesh: Mesh) -> NamedSharding:

@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Int, PRNGKeyArray, PyTree
 
 from ddnf.system.compiling import quick_jit
-from ddnf.training.devices import check_batch, copy_to_all, share_rows, share_steps
+from ddnf.training.devices import check_batch, copy_to_all, process_count, share_rows, share_steps
 
 
 @runtime_checkable
@@ -60,7 +60,7 @@ class Feed:
         self.batch = batch if self.count is None else min(batch, self.count)
         if self.count is not None:
             check_batch(mesh, self.batch)
-        self.processes = 1 if mesh is None else len({device.process_index for device in mesh.devices.flat})
+        self.processes = process_count(mesh)
         self.rank = jax.process_index() if self.processes > 1 else 0
         self.is_on_host = isinstance(data, Stream) or (data is not None and self.processes > 1)
         self.mark = data.mark if isinstance(data, Stream) else data

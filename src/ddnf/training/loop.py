@@ -23,6 +23,7 @@ from ddnf.training.checkpoint import Checkpoints, fingerprint
 from ddnf.training.chunk import Chunk, Draw, Oracle, State, run_chunk
 from ddnf.training.devices import Devices, copy_to_all, gather, mesh_of
 from ddnf.training.feed import Feed, Stream
+from ddnf.training.processes import from_first, is_first, one_clear_end
 
 TOO_MANY_BAD = "too many steps were not finite"
 
@@ -177,12 +178,12 @@ def fit(
     run = Chunk(loss, optimizer.update, validate, chunk, jnp.asarray(steps), average, mesh)
     # Random numbers of a chunk derive from its number, so the state holds none.
     mark = fingerprint((jr.key_data(key), arrays, feed.mark, held_out), steps, chunk, batch)
-    saved = Checkpoints(checkpoint, checkpoint_seconds, mark)
-    state = copy_to_all(mesh, saved.restore(state))
+    saved = Checkpoints(checkpoint if is_first() else None, checkpoint_seconds, mark)
+    state = copy_to_all(mesh, from_first(feed.processes, saved.restore(state)))
     held_out = copy_to_all(mesh, held_out)
     seconds = [np.nan] * int(state.chunk)
-    bar = tqdm(total=steps, initial=_done(state, chunk, steps), desc=description, disable=not progress, leave=None)
-    with bar:
+    shown = dict(desc=description, disable=not (progress and is_first()), leave=None)
+    with tqdm(total=steps, initial=_done(state, chunk, steps), **shown) as bar, one_clear_end(feed.processes):
         reason = _reason(state, chunk, steps, patience)
         while reason is None:
             start = time.perf_counter()
