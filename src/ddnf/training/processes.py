@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import jax
 from jax.experimental import multihost_utils
@@ -56,11 +57,11 @@ def initialize(
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     limits = dict(initialization_timeout=max(1, int(timeout)), heartbeat_timeout_seconds=LOST)
     if coordinator is None or processes is None or rank is None:
-        _detect(limits)
+        _start(limits)
         return
     host, port = _check(coordinator, processes, rank)
     links = _meet(host, port, processes, rank, timeout)
-    jax.distributed.initialize(coordinator, processes, rank, **limits)
+    _start(limits | dict(coordinator_address=coordinator, num_processes=processes, process_id=rank))
     _watch(links)
     # Runs before JAX's own, which waits for all processes.
     atexit.register(_leave, links)
@@ -105,9 +106,13 @@ def _line(who: str) -> str:
     return f"{who} of this run has ended, so this one ends too. Start all again: with a checkpoint, they go on from it."
 
 
-def _detect(limits) -> None:
+def _start(how: dict[str, Any]) -> None:
     try:
-        jax.distributed.initialize(**limits)
+        jax.distributed.initialize(**how)
+    except RuntimeError as error:
+        if "before any JAX" not in str(error):
+            raise
+        raise ValueError("Expected initialize to be called before JAX computes anything; it already has.") from error
     except ValueError as error:
         raise ValueError(
             "Expected Slurm, Kubernetes or MPI to say where the other processes are; found none of them. Give the "
@@ -138,57 +143,71 @@ def _meet(host: str, port: int, processes: int, rank: int, timeout: float) -> di
 
 def _gather(port: int, processes: int, deadline: float, timeout: float) -> dict[int, socket.socket]:
     links: dict[int, socket.socket] = {}
-    try:
-        listener = socket.create_server(("", port))
-    except OSError as error:
-        raise ValueError(
-            f"Expected a free port for the coordinator; {port} is in use ({error.strerror}). Is rank 0 given twice?"
-        ) from error
-    with listener:
-        while len(links) < processes - 1:
-            listener.settimeout(max(0.01, deadline - time.monotonic()))
-            try:
-                link = listener.accept()[0]
-                theirs, total = (int(word) for word in _receive(link, deadline).split())
-            except TimeoutError as error:
-                lacking = ", ".join(str(r) for r in range(1, processes) if r not in links)
-                raise ValueError(
-                    f"Expected {processes} processes; rank {lacking} did not come within {timeout:g} seconds."
-                ) from error
-            except ValueError:
-                continue  # something else that connects to ports
-            fault = f"rank {theirs} is given twice" if theirs in links else None
-            fault = f"one process expects {total} processes, another {processes}" if total != processes else fault
-            if fault:
-                for other in (*links.values(), link):
-                    other.sendall(f"{fault}\n".encode())
-                raise ValueError(f"Expected each rank from 0 to {processes - 1} once; {fault}.")
-            links[theirs] = link
-    for link in links.values():
-        link.sendall(b"ready\n")
+    with contextlib.ExitStack() as closed_after_an_error:
+        try:
+            listener = socket.create_server(("", port))
+        except OSError as error:
+            raise ValueError(
+                f"Expected a free port for the coordinator; {port} is in use ({error.strerror}). Is rank 0 given twice?"
+            ) from error
+        with listener:
+            while len(links) < processes - 1:
+                listener.settimeout(max(0.01, deadline - time.monotonic()))
+                try:
+                    link = closed_after_an_error.enter_context(listener.accept()[0])
+                    theirs, total = (int(word) for word in _receive(link, deadline).split())
+                except TimeoutError as error:
+                    lacking = ", ".join(str(rank) for rank in range(1, processes) if rank not in links)
+                    raise ValueError(
+                        f"Expected {processes} processes; rank {lacking} did not come within {timeout:g} seconds."
+                    ) from error
+                except ValueError:
+                    continue  # something else that connects to ports
+                _check_newcomer(theirs, total, link, links, processes)
+                links[theirs] = link
+        for link in links.values():
+            link.sendall(b"ready\n")
+        closed_after_an_error.pop_all()
     return links
 
 
+def _check_newcomer(theirs: int, total: int, link: socket.socket, links: dict[int, socket.socket], processes: int):
+    """Raises if a process does not fit to those that have come, and tells them all."""
+    fault = f"rank {theirs} is given twice" if theirs in links else None
+    fault = f"one process expects {total} processes, another {processes}" if total != processes else fault
+    if fault is None:
+        return
+    for other in (*links.values(), link):
+        other.sendall(f"{fault}\n".encode())
+    raise ValueError(f"Expected each rank from 0 to {processes - 1} once; {fault}.")
+
+
 def _join(host: str, port: int, processes: int, rank: int, deadline: float, timeout: float) -> socket.socket:
-    silent = f"Expected a coordinator at {host}:{port}; none answered within {timeout:g} seconds."
     while True:
-        try:
-            link = socket.create_connection((host, port), timeout=max(0.01, deadline - time.monotonic()))
-            link.sendall(f"{rank} {processes}\n".encode())
-            answer = _receive(link, deadline)
-        except OSError as error:
-            if time.monotonic() > deadline:
-                raise ValueError(silent) from error
-            time.sleep(0.1)
-            continue
-        if answer != "ready":
-            raise ValueError(f"Expected each rank from 0 to {processes - 1} once; {answer or 'the coordinator left'}.")
-        return link
+        with contextlib.ExitStack() as closed_after_an_error:
+            try:
+                link = socket.create_connection((host, port), timeout=max(0.01, deadline - time.monotonic()))
+                closed_after_an_error.enter_context(link)
+                link.sendall(f"{rank} {processes}\n".encode())
+                answer = _receive(link, deadline)
+            except OSError as error:
+                if time.monotonic() > deadline:
+                    raise ValueError(
+                        f"Expected a coordinator at {host}:{port}; none answered within {timeout:g} seconds."
+                    ) from error
+                time.sleep(0.1)
+                continue
+            if answer != "ready":
+                fault = answer or "the coordinator has ended"
+                raise ValueError(f"Expected each rank from 0 to {processes - 1} once; {fault}.")
+            closed_after_an_error.pop_all()
+            return link
 
 
 def _receive(link: socket.socket, deadline: float) -> str:
     link.settimeout(max(0.01, deadline - time.monotonic()))
-    line = link.makefile("r").readline().strip()
+    with link.makefile("r") as lines:
+        line = lines.readline().strip()
     link.settimeout(None)
     return line
 
