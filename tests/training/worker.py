@@ -45,7 +45,7 @@ def run(folder: Path, devices, steps: int) -> dict:
 
 def main(folder: Path, rank: int, processes: int, port: int, steps: int) -> None:
     jax.config.update("jax_enable_x64", True)
-    ddnf.initialize(f"localhost:{port}", processes, rank, timeout=60)
+    ddnf.initialize(f"localhost:{port}", processes, rank, timeout=30)
     found = run(folder, "all", steps)
     if is_first():
         (folder / "found.json").write_text(json.dumps(found))

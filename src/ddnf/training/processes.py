@@ -54,7 +54,6 @@ def initialize(
         raise ValueError(f"Expected coordinator, processes and rank, or none of them; got {', '.join(lacking)}.")
     if jax.distributed.is_initialized():
         raise ValueError("Expected initialize to be called once; this process has joined others already.")
-    jax.config.update("jax_cpu_collectives_implementation", "gloo")
     limits = dict(initialization_timeout=max(1, int(timeout)), heartbeat_timeout_seconds=LOST)
     if coordinator is None or processes is None or rank is None:
         _start(limits)
