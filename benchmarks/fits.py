@@ -19,7 +19,7 @@ RESULTS = Path(__file__).parents[1] / "results" / "fits.json"
 def main() -> None:
     compiled: list[str] = []
     jax.monitoring.register_event_duration_secs_listener(
-        lambda name, *_, **__: compiled.append(name) if "backend_compile" in name else None
+        lambda event, duration_secs, **_: compiled.append(event) if "backend_compile" in event else None
     )
     rng, found = np.random.default_rng(0), []
     for rows in (2000, 6000):

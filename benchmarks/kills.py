@@ -52,14 +52,12 @@ def kill_one(rng: random.Random, folder: Path, steps: int, longest: float) -> di
     running = start(folder, steps)
     rank, wait = rng.randrange(2), rng.uniform(0.0, 0.9 * longest)
     time.sleep(wait)
-    was_done = running[rank].poll() is not None
     running[rank].kill()
     killed = time.monotonic()
     text = finish(running)[1 - rank]
     return dict(
         rank=rank,
         after_seconds=wait,
-        was_done=was_done,
         other_ended_within=time.monotonic() - killed,
         other_code=running[1 - rank].returncode,
         line=clear_line(text),
@@ -80,10 +78,12 @@ def main() -> None:
         longest = time.monotonic() - began
         expected = json.loads((whole / "found.json").read_text())
         kills = []
-        for number in range(options.kills):
-            folder = Path(temporary, str(number))
-            folder.mkdir()
-            kills.append(kill_one(rng, folder, options.steps, longest))
+        while len(kills) < options.kills:
+            folder = Path(tempfile.mkdtemp(dir=temporary))
+            found = kill_one(rng, folder, options.steps, longest)
+            if (folder / "found.json").exists():
+                continue  # the run was done before
+            kills.append(found)
             finish(start(folder, options.steps))
             kills[-1]["same_as_uninterrupted"] = json.loads((folder / "found.json").read_text()) == expected
             print(json.dumps(kills[-1]), flush=True)

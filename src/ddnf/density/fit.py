@@ -115,7 +115,7 @@ def fit_density(
     table = prepare(x, condition, support=support, names=names, missing=missing)
     rows, given = table.rows, table.given
     given_dim = None if given is None else given.shape[1]
-    count = len(rows) if disk is None else disk.count
+    count = len(rows) if disk is None else disk.row_count
     held = holdout.held_out_count(validation, count)
     adaptive = flow is None if adaptive is None else adaptive
     flow_key, fit_key = jr.split(key)
@@ -159,7 +159,7 @@ class _Disk(NamedTuple):
     found: Survey
 
     @property
-    def count(self) -> int:
+    def row_count(self) -> int:
         return int(self.found.counts.sum())
 
     def training(self, key, problem: "_Problem", held: int, missing: str) -> "_Problem":

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from os import PathLike
 from threading import Lock
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -182,7 +182,7 @@ def fit(
     state = copy_to_all(mesh, from_first(feed.processes, saved.restore(state)))
     held_out = copy_to_all(mesh, held_out)
     seconds = [np.nan] * int(state.chunk)
-    shown = dict(desc=description, disable=not (progress and is_first()), leave=None)
+    shown: dict[str, Any] = dict(desc=description, disable=not (progress and is_first()), leave=None)
     with tqdm(total=steps, initial=_done(state, chunk, steps), **shown) as bar, one_clear_end(feed.processes):
         reason = _reason(state, chunk, steps, patience)
         while reason is None:
