@@ -14,6 +14,7 @@ from ddnf.flow.solver import euler, midpoint, rk4
 from ddnf.posterior import Posterior, Target, fit_posterior
 from ddnf.storage.models import load
 from ddnf.system.cache import cache_compilation
+from ddnf.training.processes import initialize
 from ddnf.vae import VAE, fit_vae, judge_vae
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ __all__ = [
     "from_numpyro",
     "from_pymc",
     "geodesic",
+    "initialize",
     "inverse_consistency",
     "judge_vae",
     "load",

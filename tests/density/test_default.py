@@ -72,6 +72,19 @@ def test_training_compiles_once():
     assert not any(leaf.weak_type for leaf in jax.tree.leaves(eqx.filter(ColumnSplines(3, 8), eqx.is_array)))
 
 
+@pytest.mark.slow
+def test_a_second_fit_of_the_same_shape_compiles_nothing():
+    compiled, rng = [], np.random.default_rng(0)
+    jax.monitoring.register_event_duration_secs_listener(
+        lambda event, duration_secs, **_: compiled.append(event) if "backend_compile" in event else None
+    )
+    counts = []
+    for seed in (0, 1):
+        ddnf.fit_density(jr.key(seed), rng.normal(size=(300, 2)), components=2, steps=20, progress=False)
+        counts.append(len(compiled))
+    assert counts[0] > 0 and counts[1] == counts[0]
+
+
 def test_flows_of_one_size_share_a_program():
     first, second = (default_flow(jr.key(seed), 3, 2, rows=700) for seed in (0, 1))
     assert jax.tree.structure(first) == jax.tree.structure(second)

@@ -43,12 +43,51 @@ print(json.dumps(found))
 """
 
 
+# Neither model is fitted: draws and log densities are what is compared.
+EVALUATE = """
+import json
+import jax, jax.random as jr, numpy as np
+jax.config.update("jax_enable_x64", True)
+from flowjax.bijections import Invert
+from ddnf import DDNF, Density, Posterior
+from ddnf.density.columns import columns_from
+
+flow = DDNF(jr.key(3), 2, blocks=1, steps=2, hidden=(4,))
+nothing = np.zeros(0)
+density = Density(
+    Invert(flow), columns_from("real", 2), np.zeros(2), np.eye(2), None, None, 0.0, 0.0, nothing, nothing, nothing
+)
+posterior = Posterior(flow, None, 0.0, 0.0, 0.0, 0.0, 0.0, (), nothing, nothing)
+points, found = np.random.default_rng(0).normal(size=(1077, 2)), {}
+for devices in (None, 1, 2, 4):
+    values = [
+        density.log_prob(points, devices=devices),
+        density.sample(jr.key(4), 100, devices=devices),
+        posterior.log_prob(points, devices=devices),
+        posterior.sample_unconstrained(jr.key(5), 100, devices=devices),
+    ]
+    found[str(devices)] = np.concatenate([np.ravel(value) for value in values]).tolist()
+print(json.dumps(found))
+"""
+
+
+def on_four_devices(code: str) -> dict:
+    environment = os.environ | dict(XLA_FLAGS="--xla_force_host_platform_device_count=4", DDNF_CACHE="off")
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=600)
+    assert run.returncode == 0, run.stderr[-3000:]
+    return json.loads(run.stdout.splitlines()[-1])
+
+
+@pytest.mark.slow
+def test_draws_and_log_densities_of_several_devices():
+    found = on_four_devices(EVALUATE)
+    for devices in ("1", "2", "4"):
+        np.testing.assert_allclose(found[devices], found["None"], rtol=1e-9, atol=1e-12)
+
+
 @pytest.mark.slow
 def test_virtual_devices_agree_with_one():
-    environment = os.environ | dict(XLA_FLAGS="--xla_force_host_platform_device_count=4", DDNF_CACHE="off")
-    run = subprocess.run([sys.executable, "-c", RUN], capture_output=True, text=True, env=environment, timeout=600)
-    assert run.returncode == 0, run.stderr[-3000:]
-    found = json.loads(run.stdout.splitlines()[-1])
+    found = on_four_devices(RUN)
     for devices in ("1", "2", "4"):
         for name in ("losses", "parameters"):
             np.testing.assert_allclose(found[devices][name], found["None"][name], rtol=1e-6, atol=1e-8)

@@ -17,6 +17,7 @@ from ddnf.cli.sample import sample
 from ddnf.cli.score import score
 from ddnf.cli.show import show
 from ddnf.cli.view import view
+from ddnf.training.processes import fail
 
 COMMANDS = (fit, sample, score, show, view, compare, reproduce, report, bench)
 _DESCRIPTION = (
@@ -48,14 +49,11 @@ def main(args: Sequence[str] | None = None) -> None:
             # The reader of our output has closed it. Without this, Python would print an error on exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         except OSError as error:
-            _print_error(f"{error.strerror}: {error.filename}" if error.strerror and error.filename else str(error))
-            sys.exit(2)
+            _exit(2, f"{error.strerror}: {error.filename}" if error.strerror and error.filename else str(error))
         except (ValueError, ImportError) as error:
-            _print_error(str(error))
-            sys.exit(2)
+            _exit(2, str(error))
         except KeyboardInterrupt:
-            _print_error("interrupted")
-            sys.exit(130)
+            _exit(130, "interrupted")
 
 
 def _app() -> tyro.extras.SubcommandApp:
@@ -63,6 +61,12 @@ def _app() -> tyro.extras.SubcommandApp:
     for command in COMMANDS:
         app.command(command)
     return app
+
+
+def _exit(code: int, text: str) -> None:
+    fail()
+    _print_error(text)
+    sys.exit(code)
 
 
 def _print_error(text: str) -> None:

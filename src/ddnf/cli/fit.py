@@ -10,9 +10,11 @@ from tyro.conf import OmitArgPrefixes, Positional
 
 from ddnf.cli.options import Output, check_output, key_from_seed, parse_support, read_values, split_columns
 from ddnf.density import fit_density
+from ddnf.density.disk import DiskTable
 from ddnf.density.lines import Format
 from ddnf.density.tables import Table, open_table
 from ddnf.storage.file import is_model
+from ddnf.training import initialize, is_first
 
 
 def fit(
@@ -32,13 +34,18 @@ def fit(
     patience: int = 10,
     seed: int = 0,
     checkpoint: Path | None = None,
+    distributed: bool = False,
+    coordinator: str | None = None,
+    processes: int | None = None,
+    rank: int | None = None,
     quiet: bool = False,
     force: bool = False,
 ) -> None:
     """Fits a density to the rows of a table, and writes it to a model file.
 
     Args:
-        data: a table: .csv or .tsv (with or without a header, or compressed as .csv.gz), .xlsx, .npy or .parquet.
+        data: a table: .csv or .tsv (with or without a header, or compressed as .csv.gz), .xlsx, .npy or .parquet, or a
+            folder of .parquet files. More than 128 MB of .npy or .parquet stay on disk.
             Columns of numbers, text, booleans (true, false) and dates (2020-12-31) are modelled.
         output: the model file to write; an existing model is replaced.
         columns: names or numbers (from 0) of the columns to model, such as price,age; by default all but the
@@ -56,10 +63,20 @@ def fit(
         patience: stop after this many checks of the held-out rows without a better value.
         seed: random seed.
         checkpoint: folder for checkpoints (in its subfolder ddnf-checkpoints); an interrupted run is resumed from it.
+        distributed: share the work with other processes that run the same command, on this or other machines. Slurm,
+            Kubernetes and Open MPI say where they are, or the next three options. The first process writes.
+        coordinator: address and port of the first process, such as 10.0.0.1:1234.
+        processes: number of processes.
+        rank: number of this process, from 0.
         quiet: show no progress bar and no summary.
         force: overwrite the output even if it is not a model.
     """
     start = time.perf_counter()
+    if distributed:
+        initialize(coordinator, processes, rank)
+    elif (coordinator, processes, rank) != (None, None, None):
+        raise ValueError("Expected --distributed with --coordinator, --processes and --rank; got these alone.")
+    quiet = quiet or not is_first()
     check_output(output, force=force, kind="a ddnf model", is_ours=is_model)
     key = key_from_seed(seed)
     table = open_table(data, reading)
@@ -75,7 +92,7 @@ def fit(
             x,
             given,
             support=supports,
-            names=None if isinstance(x, dict) else names,
+            names=None if isinstance(x, dict | DiskTable) else names,
             missing=missing,
             steps=steps,
             batch=batch,
@@ -83,11 +100,13 @@ def fit(
             validation=int(validation) if validation >= 1 and validation.is_integer() else validation,
             patience=patience,
             checkpoint=checkpoint,
+            devices="all" if distributed else None,
             progress=not quiet,
         )
     except ValueError as error:
         raise ValueError(_with_labels(str(error), labels)) from error
-    density.save(output, overwrite=force)
+    if is_first():
+        density.save(output, overwrite=force)
     if not quiet:
         dropped = f", {density.dropped_rows} dropped with missing values" if density.dropped_rows else ""
         print(f"rows            {density.train_rows + density.held_out_rows}{dropped}")
@@ -102,7 +121,10 @@ def fit(
 def _values(
     table: Table, modelled: list[int], conditions: list[int], missing: str, *, progress: bool
 ) -> tuple[Any, Any]:
-    """Arrays where all columns hold numbers, else dicts of columns."""
+    """Arrays where all columns hold numbers, else dicts of columns; a large table of numbers stays on disk."""
+    disk = None if table.disk is None else table.disk(modelled, conditions)
+    if disk is not None and not disk.is_small:
+        return disk, None
     keep = "keep" if missing == "drop" else "raise"
     both = read_values(table, [*modelled, *conditions], missing=keep, progress=progress)
     chosen = [dict(list(both.items())[: len(modelled)]), dict(list(both.items())[len(modelled) :])]
@@ -113,4 +135,5 @@ def _values(
 
 def _with_labels(message: str, labels: list[str | int]) -> str:
     # The library numbers the columns of its array; users know those of their file.
+    message = message.replace("missing='drop'", "--drop-missing")
     return re.sub(r"\bcolumn (\d+)", lambda match: f"column {labels[int(match[1])]!r}", message)

@@ -16,12 +16,15 @@ from jaxtyping import Array, PRNGKeyArray
 from ddnf.density import holdout, likelihood
 from ddnf.density import rows as rows_of
 from ddnf.density.categories import Categories, fit_categories
-from ddnf.density.columns import Support, to_real
+from ddnf.density.columns import Support, outside, to_real
 from ddnf.density.default import FEW_ROWS, plan
+from ddnf.density.disk import IN_MEMORY, DiskTable, on_disk, open_rows
+from ddnf.density.encode import encode_rows
 from ddnf.density.issues import find_issues
 from ddnf.density.prepare import Prepared, prepare
 from ddnf.density.result import Density
-from ddnf.density.start import Choice, Start, start, start_again
+from ddnf.density.start import MOST_ROWS, Choice, Start, start, start_again
+from ddnf.density.stream import WINDOW, ShuffledRows, Survey, survey, training_stream
 from ddnf.flow.folds import folded_share, reverse
 from ddnf.flow.parts import as_exact, ddnf_parts
 from ddnf.flow.random import generator
@@ -73,7 +76,9 @@ def fit_density(
 
     Args:
         key: random key.
-        x: rows: an array (n, dim) of numbers, a frame of pandas or polars, or a dict of columns.
+        x: rows: an array (n, dim) of numbers, a frame of pandas or polars, or a dict of columns. Or rows on disk: a
+            .npy or .parquet file, a folder of .parquet files, a memory map of NumPy, or a dataset of PyArrow. Of these,
+            more than 128 MB stay on disk.
         condition: what the density is conditioned on: (n, condition_dim), a frame, or names of columns of `x`.
         flow: a bijection from a standard normal to standardized rows, with the condition's `cond_shape`.
         adaptive: whether columns go through trained splines first, and the flow starts from a mixture;
@@ -106,13 +111,15 @@ def fit_density(
     """
     check_key(key)
     check_count(steps=steps, batch=batch, patience=patience, components=components)
+    x, condition, disk = _from_disk(key, x, condition, validation, missing)
     table = prepare(x, condition, support=support, names=names, missing=missing)
     rows, given = table.rows, table.given
     given_dim = None if given is None else given.shape[1]
-    held = holdout.held_out_count(validation, len(rows))
+    count = len(rows) if disk is None else disk.row_count
+    held = holdout.held_out_count(validation, count)
     adaptive = flow is None if adaptive is None else adaptive
     flow_key, fit_key = jr.split(key)
-    planned = plan(flow_key, len(rows), rows.shape[1], given_dim, flow=flow, batch=batch)
+    planned = plan(flow_key, count, rows.shape[1], given_dim, flow=flow, batch=batch)
     flow = planned.flow
     learning_rate = planned.learning_rate if learning_rate is None else learning_rate
     rows_of.check_rate(learning_rate)
@@ -122,7 +129,7 @@ def fit_density(
     _warn(issues)
 
     problem = _problem(key, table, held, adaptive=adaptive, penalty=planned.penalty)
-    if adaptive and isinstance(flow, Identity) and len(rows) < FEW_ROWS:
+    if adaptive and isinstance(flow, Identity) and count < FEW_ROWS:
         problem = problem.filled()
     begin = Start(likelihood.Model(flow), np.empty((0, held)), None)
     if adaptive:
@@ -131,7 +138,10 @@ def fit_density(
         tables = problem.standard, np.asarray(problem.u, float)
         known = None if given is None else (np.asarray(problem.training[1]), np.asarray(problem.held_out[1]))
         begin = start(generator(jr.fold_in(key, 2)), flow, *tables, given=known, components=components)
-    chunk = max(100, min(1000, (len(rows) - held) // batch))
+    chunk = max(100, min(1000, (count - held) // batch))
+    if disk is not None:
+        problem = disk.training(key, problem, held, missing)
+        chunk = max(1, min(chunk, WINDOW // (batch * problem.training.width)))
     schedule = _Schedule(steps, batch, learning_rate, 0.995 if adaptive else None, chunk, devices, progress)
     result = schedule.run(fit_key, begin.model, problem, patience=patience, checkpoint=checkpoint)
     fitted = _chosen(problem, begin, result, adaptive=adaptive)
@@ -140,6 +150,53 @@ def fit_density(
     found = _issues_of_fit(fitted.log_likelihood, _folded(fitted.flow, problem))
     _warn(found)
     return dataclasses.replace(fitted, issues=issues + found)
+
+
+class _Disk(NamedTuple):
+    """A table on disk that does not fit in memory; all but the training rows is taken from a sample of it."""
+
+    table: DiskTable
+    found: Survey
+
+    @property
+    def row_count(self) -> int:
+        return int(self.found.counts.sum())
+
+    def training(self, key, problem: "_Problem", held: int, missing: str) -> "_Problem":
+        """The problem with all rows to train on."""
+        table = problem.table._replace(dropped=self.found.dropped)
+        columns, names, schema = table.columns, table.number_names, table.schema
+        is_number = [schema is None or schema.fields[i].kind == "number" for i in range(len(columns))]
+        ends = np.where(is_number, self.found.extremes[:, : len(columns)], table.rows[:2])
+
+        def read(x, condition):
+            rows, _, given = encode_rows(schema, len(columns), x, condition)
+            if (fault := outside(columns, rows, names)) is not None:
+                raise ValueError(f"Expected x in its support; {fault}.")
+            return tuple(
+                None if part is None else np.asarray(part) for part in problem.loss.prepare(rows, given, spread)
+            )
+
+        if (fault := outside(columns, ends, names)) is not None:
+            raise ValueError(f"Expected x in its support; {fault}.")
+        spread = problem.moments[2:]
+        width = sum(leaf[0].nbytes for leaf in jax.tree.leaves(problem.training))
+        seed, order = int(generator(key).integers(2**31)), _order(key, len(table.rows))
+        stream = training_stream(seed, self.table, self.found, order[:held], read, missing=missing, width=width)
+        return problem._replace(table=table, training=stream)
+
+
+def _from_disk(key, x, condition, validation, missing) -> tuple[Any, Any, _Disk | None]:
+    """Rows and conditions in memory; of a large table on disk a sample, and the table."""
+    if not on_disk(x):
+        return x, condition, None
+    table = x if isinstance(x, DiskTable) else open_rows(x, condition)
+    if table.is_small:
+        return *table.read(), None
+    held = holdout.held_out_count(validation, sum(table.sizes))
+    some = min(MOST_ROWS, IN_MEMORY // (8 * table.width))
+    found = survey(generator(jr.fold_in(key, 4)), table, some + held, missing=missing)
+    return found.x, found.condition if table.condition is None else list(table.condition), _Disk(table, found)
 
 
 class _Schedule(NamedTuple):
@@ -184,7 +241,7 @@ class _Problem(NamedTuple):
     moments: tuple[Any, ...]
     loss: likelihood.NegativeLogLikelihood
     rows: tuple  # some of the training rows, and the held-out rows, each with conditions and level numbers
-    training: tuple
+    training: Any  # tables, or a stream of rows on disk
     held_out: tuple
     standard: np.ndarray  # standardized training rows
     u: Array  # standardized held-out rows
@@ -204,7 +261,7 @@ class _Problem(NamedTuple):
 
 def _problem(key, table: Prepared, held, *, adaptive, penalty) -> _Problem:
     rows, given, codes, columns = table.rows, table.given, table.codes, table.columns
-    order = generator(key).permutation(len(rows))
+    order = _order(key, len(rows))
     noise = generator(jr.fold_in(key, 1)).uniform(size=rows.shape) * [column.integer for column in columns]
     real = to_real(columns, rows + noise)[0][order[held:]]
     mean, scale = (likelihood.robust_moments if adaptive else likelihood.moments)(real)
@@ -221,6 +278,11 @@ def _problem(key, table: Prepared, held, *, adaptive, penalty) -> _Problem:
         categories = fit_categories(codes[order[held:]], table.schema.sizes)
     moments = mean, scale, *spread
     return _Problem(table, categories, moments, loss, judged, training, held_out, standard, u, log_det)
+
+
+def _order(key, count):
+    """Rows in the order in which they are held out and then trained on."""
+    return generator(key).permutation(count)
 
 
 def _deviations(given):
@@ -265,7 +327,7 @@ def _chosen(problem: _Problem, begin: Start, result: train.Fit, *, adaptive) -> 
         log_likelihood=float(held_out.mean()) - (0.0 if np.isnan(optimism) else optimism),
         log_likelihood_error=error,
         train_log_likelihood=float(training.mean()),
-        train_rows=len(problem.standard),
+        train_rows=problem.training.count if isinstance(problem.training, ShuffledRows) else len(problem.standard),
         held_out_rows=count,
     )
 

@@ -1,5 +1,7 @@
 """The likelihood of rows under a flow: rows to standardized space, integers with noise, and the training loss."""
 
+from functools import partial
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -8,6 +10,7 @@ import numpy as np
 from flowjax.bijections import AbstractBijection, Chain
 from jax import lax
 from jax.core import Tracer
+from jax.sharding import Mesh
 from jaxtyping import Array
 
 from ddnf.density.columns import Column, to_real
@@ -16,6 +19,7 @@ from ddnf.density.mixture import Mixture
 from ddnf.flow import batch
 from ddnf.flow.random import normal_log_prob, normals
 from ddnf.training import loop as train
+from ddnf.training.devices import map_shared, shared_rows
 
 # Above so many dimensions, covariances are diagonal.
 LARGEST_FULL = 128
@@ -114,14 +118,16 @@ def even_noise(columns, count):
     return ((np.arange(1, count + 1)[:, None] * steps + 0.5) % 1.0) * np.array([c.integer for c in columns])
 
 
-def log_probs(model: Model, u, condition):
+def log_probs(model: Model, u, condition, mesh: Mesh | None = None):
     """The log density of standardized rows u, in chunks of one size: one program serves any number of rows."""
     if isinstance(u, Tracer) or not len(u):
         return log_prob(model, u, condition)
-    parts = []
-    for first in range(0, len(u), _CHUNK):
-        given = None if condition is None else _padded(condition[first : first + _CHUNK])
-        parts.append(log_prob(model, _padded(u[first : first + _CHUNK]), given))
+    parts, size = [], _CHUNK if mesh is None else _CHUNK * mesh.size
+    for first in range(0, len(u), size):
+        rows = _padded(u[first : first + size], size)
+        given = None if condition is None else _padded(condition[first : first + size], size)
+        value = partial(log_prob, model)
+        parts.append(value(rows, given) if mesh is None else map_shared(value, mesh, rows, given))
     return jnp.concatenate(parts)[: len(u)]
 
 
@@ -139,8 +145,8 @@ def _log_prob_in_chunks(model: Model, u, condition):
     return parts.reshape(-1)[: len(u)]
 
 
-def _padded(rows):
-    return jnp.pad(rows, ((0, _CHUNK - len(rows)), (0, 0)), mode="edge")
+def _padded(rows, size):
+    return jnp.pad(rows, ((0, size - len(rows)), (0, 0)), mode="edge")
 
 
 @eqx.filter_jit
@@ -152,7 +158,7 @@ def log_prob(model: Model, u, condition):
 
 
 @eqx.filter_jit
-def sample(model: Model, key, n, condition):
+def sample(model: Model, key, n, condition, mesh: Mesh | None = None):
     """n standardized rows, one for each condition."""
     z = normals(key, n, model.flow.shape) if model.base is None else model.base.sample(key, n)
-    return batch.transform_and_log_det(model.flow, z, condition)[0]
+    return batch.transform_and_log_det(model.flow, shared_rows(mesh, z), condition)[0]

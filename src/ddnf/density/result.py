@@ -24,6 +24,7 @@ from ddnf.density.mixture import Mixture
 from ddnf.density.schema import Schema, one_hot
 from ddnf.flow.random import generator
 from ddnf.system.checks import check_count, check_key
+from ddnf.training.devices import Devices, mesh_of
 
 if TYPE_CHECKING:
     from ddnf.density import given, queries
@@ -140,32 +141,35 @@ class Density:
             supports.insert(place, f"{self.schema.fields[place].width} levels")  # pyright: ignore
         return supports
 
-    def log_prob(self, x: Any, condition: Any = None) -> Float[Array, "*batch"]:
+    def log_prob(self, x: Any, condition: Any = None, *, devices: Devices = None) -> Float[Array, "*batch"]:
         """The exact log density at rows (..., dim), or at the rows of a table; -inf outside of the support.
 
         With integer columns it is the log probability of the integers, the density integrated over the unit interval
         of each by 64 points: an estimate, the same at each call. Categories count by their probability.
+        `devices` share the rows: "all", a number of them, or a mesh with one axis.
         """
         numbers, codes, given = encode_rows(self.schema, self.dim, x, condition)
         shape = numbers.shape[:-1]
         known = self.given_rows(given, codes, shape)
         flat = numbers.reshape(-1, len(self.columns))
-        return self.encoded_log_prob(flat, known, codes if codes is None else codes.reshape(len(flat), -1)).reshape(
-            shape
-        )
+        codes = codes if codes is None else codes.reshape(len(flat), -1)
+        return self.encoded_log_prob(flat, known, codes, devices=devices).reshape(shape)
 
-    def encoded_log_prob(self, numbers: Any, given: Any, codes: Any = None) -> Float[Array, " n"]:
+    def encoded_log_prob(
+        self, numbers: Any, given: Any, codes: Any = None, *, devices: Devices = None
+    ) -> Float[Array, " n"]:
         """The log density of rows as they are fitted: numbers, all conditions as numbers, level numbers."""
         condition = None if given is None else self.standardized(given)
-        value = self._integer_log_prob(numbers, condition)
+        value = self._integer_log_prob(numbers, condition, mesh_of(devices))
         if codes is None or self.categories is None:
             return value
         return value + jnp.asarray(self.categories.log_prob(codes), value.dtype)
 
-    def sample(self, key: PRNGKeyArray, n: int | None = None, condition: Any = None) -> Any:
+    def sample(self, key: PRNGKeyArray, n: int | None = None, condition: Any = None, *, devices: Devices = None) -> Any:
         """n draws; with a condition (c,) n draws given it, with conditions (n, c) one draw for each.
 
-        An array (n, dim); or a table of the kind that was fitted, with its names and types.
+        An array (n, dim); or a table of the kind that was fitted, with its names and types. `devices` share the draws
+        if n is a multiple of their number: "all", a number of them, or a mesh with one axis.
         """
         given = encode_condition(self.schema, condition)
         if n is None:
@@ -173,13 +177,15 @@ class Density:
         check_key(key)
         check_count(n=n)
         codes = None if self.categories is None else self.categories.sample(generator(jr.fold_in(key, 1)), n)
-        numbers = self.sample_numbers(key, self.given_rows(given, codes, (n,)), n)
+        numbers = self.sample_numbers(key, self.given_rows(given, codes, (n,)), n, devices=devices)
         return numbers if self.schema is None else self.as_table(numbers, codes)
 
-    def sample_numbers(self, key: PRNGKeyArray, given: Any, n: int) -> Float[np.ndarray, "n numbers"]:
+    def sample_numbers(
+        self, key: PRNGKeyArray, given: Any, n: int, *, devices: Devices = None
+    ) -> Float[np.ndarray, "n numbers"]:
         """Draws of the columns of numbers, given all conditions as numbers."""
         condition = None if given is None else self.standardized(given)
-        u = likelihood.sample(likelihood.Model(self.flow, self.base), key, n, condition)
+        u = likelihood.sample(likelihood.Model(self.flow, self.base), key, n, condition, mesh_of(devices))
         # On the host and in double precision: far from the origin single precision has wide steps.
         return from_real(self.columns, self.mean + np.asarray(u, float) @ self.scale.T)
 
@@ -291,7 +297,7 @@ class Density:
         is_described = isinstance(state["flow"], tuple)
         self.__dict__.update(state | dict(flow=restore(*state["flow"])) if is_described else state)
 
-    def _real_log_prob(self, x, condition):
+    def _real_log_prob(self, x, condition, mesh):
         is_inside = inside(self.columns, x).all(axis=-1)
         xp: Any = np if isinstance(x, np.ndarray) else jnp
         centre = from_real(self.columns, self.mean)
@@ -300,13 +306,13 @@ class Density:
         u = jnp.asarray(likelihood.standardize(self.mean, self.scale, real), jnp.result_type(float))
         log_det = jnp.asarray(log_det - np.sum(np.log(np.diag(self.scale))), u.dtype)
         model = likelihood.Model(self.flow, self.base)
-        return jnp.where(jnp.asarray(is_inside), likelihood.log_probs(model, u, condition) + log_det, -jnp.inf)
+        return jnp.where(jnp.asarray(is_inside), likelihood.log_probs(model, u, condition, mesh) + log_det, -jnp.inf)
 
-    def _integer_log_prob(self, flat, given):
+    def _integer_log_prob(self, flat, given, mesh):
         if not any(column.integer for column in self.columns):
-            return self._real_log_prob(flat, given)
+            return self._real_log_prob(flat, given, mesh)
         noise = likelihood.even_noise(self.columns, _INTEGER_POINTS).astype(flat.dtype)
-        values = jnp.stack([self._real_log_prob(flat + shift, given) for shift in noise])
+        values = jnp.stack([self._real_log_prob(flat + shift, given, mesh) for shift in noise])
         mean = jax.nn.logsumexp(values, axis=0) - np.log(_INTEGER_POINTS)
         return jnp.where(_has_integers(self.columns, flat), mean, -jnp.inf)
 

@@ -18,7 +18,7 @@ FREEDOMS = (30.0, 8.0, 3.0)  # degrees of freedom to try, besides Gaussians
 _BONUS = 1.0  # of tails, in the log density of all held-out rows together
 _FEWEST_ROWS = 10  # per component
 _LARGEST = 500_000  # entries of all precision matrices
-_MOST_ROWS = 200_000  # of a larger table, so many rows are enough for quantiles, covariances and mixtures
+MOST_ROWS = 200_000  # of a larger table, so many rows are enough for quantiles, covariances and mixtures
 _CLIP = 10.0  # standard deviations; values farther out do not count for covariances
 
 
@@ -67,7 +67,7 @@ def start(
         given: standardized conditions of both.
         components: number of components; None to choose it.
     """
-    rows, given = rows[:_MOST_ROWS], None if given is None else (given[0][:_MOST_ROWS], given[1])
+    rows, given = rows[:MOST_ROWS], None if given is None else (given[0][:MOST_ROWS], given[1])
     limit = min(len(rows) / _FEWEST_ROWS, _LARGEST / rows.shape[1] ** 2)
     sizes = [1, *(k for k in LADDER if k <= limit)] if components is None else [components]
     spaces = [space for regression in _regressions(rows, given) for space in _spaces(regression, rows, held_out, given)]

@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Float
 from tqdm.auto import tqdm
 
+from ddnf.density.disk import DiskTable, column_values, open_columns, open_dataset, open_rows
 from ddnf.density.lines import Format, read_cells, sheet_lines, text_lines
 from ddnf.system.files import check_overwrite, open_atomic
 from ddnf.system.optional import require
@@ -28,12 +29,14 @@ class Table:
         width: number of columns.
         load: reads the columns with these numbers: NumPy arrays of numbers, text, booleans or dates; with a progress
             bar if the second argument is True and the file is text.
+        disk: the columns with these numbers, and those to condition on, left on disk; None for text files and Excel.
     """
 
     path: Path
     names: tuple[str, ...] | None
     width: int
     load: Callable[[list[int], bool], list[np.ndarray]]
+    disk: Callable[[list[int], list[int]], DiskTable] | None = None
 
     def label(self, number: int) -> str | int:
         return number if self.names is None else self.names[number]
@@ -77,13 +80,13 @@ def _is_missing(column: np.ndarray) -> np.ndarray:
 
 
 def open_table(path: Path, form: Format | None = None) -> Table:
-    """Opens a table in a .csv, .tsv, .csv.gz, .xlsx, .npy or .parquet file.
+    """Opens a table in a .csv, .tsv, .csv.gz, .xlsx, .npy or .parquet file, or in a folder of .parquet files.
 
     Errors count rows from 1, without the header. A column of text files and Excel holds numbers if its first value is
     one, else text, booleans (true, false) or dates (2020-12-31, with or without a time).
 
     Args:
-        path: the file.
+        path: the file or folder.
         form: how it writes its values.
 
     Example:
@@ -94,6 +97,8 @@ def open_table(path: Path, form: Format | None = None) -> Table:
         >>> table.names, table.read([2, 1]).tolist()
         (('id', 'x', 'y'), [[2.0, 1.0], [4.0, 3.0]])
     """
+    if path.is_dir() and path.suffix.lower() not in {*READERS} - {".parquet"}:
+        return _open_parquet(path, Format())
     opener = _by_ending(path, READERS)
     if not path.is_file():
         what = "is not a file" if path.exists() else "does not exist"
@@ -191,33 +196,32 @@ def _open_array(path: Path, form: Format) -> Table:
         kind = f"{values.dtype} of shape {values.shape}"
         raise ValueError(f"Expected rows and columns of numbers in {str(path)!r}; got {kind}.")
     values = values if values.ndim == 2 else values[:, None]
-    return Table(path, None, values.shape[1], lambda numbers, _: [values[:, i].astype(float) for i in numbers])
+    load = lambda numbers, _: [values[:, i].astype(float) for i in numbers]  # noqa: E731
+    return Table(path, None, values.shape[1], load, partial(open_columns, values))
 
 
 def _open_parquet(path: Path, form: Format) -> Table:
-    parquet = require("pyarrow.parquet", "parquet")
-    file = parquet.ParquetFile(path)
-    names = tuple(file.schema_arrow.names)
+    dataset = open_dataset(path)
+    names = tuple(dataset.schema.names)
     _check_names(path, names)
 
     def load(numbers, _):
-        columns = []
-        for number in numbers:
-            column = file.read(columns=[names[number]]).column(0)
-            values = column.to_numpy()
-            columns.append(values.astype(float) if values.dtype.kind in "iuf" else _objects(values, column))
-        return columns
+        return [_as_floats(column_values(dataset.to_table([names[number]]).column(0))) for number in numbers]
 
-    return Table(path, names, len(names), load)
+    def disk(modelled, conditions):
+        table = open_rows(dataset, [names[i] for i in conditions] or None, columns=[names[i] for i in modelled])
+        return dataclasses.replace(table, load=lambda block: (_all_floats(table.load(block)[0]), None))
+
+    return Table(path, names, len(names), load, disk)
 
 
-def _objects(values: np.ndarray, column: Any) -> np.ndarray:
-    """Dates as NumPy has them, and booleans, text and categories as Python's."""
-    if values.dtype.kind in "mM":
-        return values.astype(f"{'datetime' if values.dtype.kind == 'M' else 'timedelta'}64[us]")
-    found = np.empty(len(values), object)
-    found[:] = column.to_pylist()
-    return found
+def _all_floats(columns: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {name: _as_floats(column) for name, column in columns.items()}
+
+
+def _as_floats(column: np.ndarray) -> np.ndarray:
+    """A file is read the same whatever the type of its numbers."""
+    return column.astype(float) if column.dtype.kind in "iuf" else column
 
 
 def _write_lines(file, values, names, delimiter: str) -> None:

@@ -10,11 +10,13 @@ import jax.random as jr
 import numpy as np
 from flowjax.bijections import AbstractBijection
 from flowjax.distributions import AbstractDistribution, Transformed
+from jax.sharding import Mesh
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from ddnf.flow import batch
 from ddnf.flow.random import normal_log_prob, normals
 from ddnf.system.compiling import quick_jit
+from ddnf.training.devices import shared_rows
 
 _BATCH = 500
 _DRAWN = 2000
@@ -33,7 +35,7 @@ class Base(AbstractDistribution):
 
 
 def draw(
-    flow: AbstractBijection, key: PRNGKeyArray, n: int, *, base: Base | None = None
+    flow: AbstractBijection, key: PRNGKeyArray, n: int, *, base: Base | None = None, mesh: Mesh | None = None
 ) -> tuple[Float[Array, "n dim"], Float[Array, " n"]]:
     """n draws of the flow, and their log density; from a standard normal if no base is given.
 
@@ -43,11 +45,11 @@ def draw(
         >>> z.shape, log_q.shape
         ((5, 2), (5,))
     """
-    return _draw(flow, base, key, n)
+    return _draw(flow, base, key, n, mesh)
 
 
 def draw_in_parts(
-    flow: AbstractBijection, key: PRNGKeyArray, n: int, *, base: Base | None = None
+    flow: AbstractBijection, key: PRNGKeyArray, n: int, *, base: Base | None = None, mesh: Mesh | None = None
 ) -> tuple[Float[np.ndarray, "n dim"], Float[np.ndarray, " n"]]:
     """As `draw`, with one compiled program for every n; fewer draws are the first of more.
 
@@ -59,15 +61,15 @@ def draw_in_parts(
         ((3000, 2), True)
     """
     keys = (jr.fold_in(key, number) for number in range(-(-n // _DRAWN)))
-    parts = [draw(flow, part, _DRAWN, base=base) for part in keys]
+    parts = [draw(flow, part, _DRAWN, base=base, mesh=mesh) for part in keys]
     z, log_q = (np.concatenate([np.asarray(array) for array in arrays])[:n] for arrays in zip(*parts, strict=True))
     return z, log_q
 
 
 @quick_jit
-def _draw(flow, base, key, n):
+def _draw(flow, base, key, n, mesh):
     x, log_base = draw_base(base, key, n, flow.shape)
-    z, log_det = batch.transform_and_log_det(flow, x)
+    z, log_det = batch.transform_and_log_det(flow, shared_rows(mesh, x))
     return z, log_base - log_det
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import warnings
 from collections.abc import Mapping
+from functools import partial
 from os import PathLike
 from typing import Any
 
@@ -28,6 +29,7 @@ from ddnf.posterior.sites import Site, constrain_sites
 from ddnf.posterior.summary import Summary, summarize
 from ddnf.posterior.target import Target
 from ddnf.system.checks import check_count, check_key
+from ddnf.training.devices import Devices, map_shared, mesh_of
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -104,16 +106,21 @@ class Posterior:
             lines.append(f"{size}: R-hat {chains.rhat:.3f}, ESS {chains.ess:.0f}, {accepted}")
         return "\n".join([*lines, *issues])
 
-    def sample(self, key: PRNGKeyArray, n: int = 1000) -> Any:
-        """n draws: arrays named as in the model, constrained; or one array (n, dim) for a plain `Target`."""
-        return self.constrain(self.sample_unconstrained(key, n))
+    def sample(self, key: PRNGKeyArray, n: int = 1000, *, devices: Devices = None) -> Any:
+        """n draws: arrays named as in the model, constrained; or one array (n, dim) for a plain `Target`.
 
-    def sample_unconstrained(self, key: PRNGKeyArray, n: int = 1000) -> Float[Array, "n dim"]:
+        `devices` share the draws of a flow: "all", a number of them that divides 2,000, or a mesh with one axis.
+        """
+        return self.constrain(self.sample_unconstrained(key, n, devices=devices))
+
+    def sample_unconstrained(
+        self, key: PRNGKeyArray, n: int = 1000, *, devices: Devices = None
+    ) -> Float[Array, "n dim"]:
         """n draws in the unconstrained space: of the chains if there are some, which are continued if n is larger."""
         check_key(key)
         check_count(n=n)
         if self.chains is None:
-            return jnp.asarray(evaluate.draw_in_parts(self.flow, key, n, base=self.base)[0])
+            return jnp.asarray(evaluate.draw_in_parts(self.flow, key, n, base=self.base, mesh=mesh_of(devices))[0])
         stored = self.chains.z.reshape(-1, self.dim)
         if n <= len(stored):
             return jnp.asarray(stored[generator(key).choice(len(stored), n, replace=False)])
@@ -156,16 +163,21 @@ class Posterior:
             self, chains=chains, issues=issues, stage="polish", log_evidence=log_evidence, log_evidence_error=error
         )
 
-    def log_prob(self, z: Float[Array, "*batch dim"] | Mapping[str, Any]) -> Float[Array, "*batch"]:
+    def log_prob(
+        self, z: Float[Array, "*batch dim"] | Mapping[str, Any], *, devices: Devices = None
+    ) -> Float[Array, "*batch"]:
         """The fit's exact log density in the unconstrained space.
 
         Args:
             z: points of that space; or draws by name as `sample` returns them, which are mapped there first.
+            devices: that share the points: "all", a number of them, or a mesh with one axis.
         """
         points = self._unconstrained(z) if isinstance(z, Mapping) else jnp.asarray(z)
         if points.shape[-1:] != self.flow.shape:
             raise ValueError(f"Expected points of shape (..., {self.dim}); got {points.shape}.")
-        return evaluate.log_prob(self.distribution, points.reshape(-1, self.dim)).reshape(points.shape[:-1])
+        flat, value = points.reshape(-1, self.dim), partial(evaluate.log_prob, self.distribution)
+        mesh = mesh_of(devices)
+        return (value(flat) if mesh is None else map_shared(value, mesh, flat)).reshape(points.shape[:-1])
 
     def importance_sample(self, key: PRNGKeyArray, n: int = 1000, *, weighted: bool = False) -> Any:
         """Draws corrected by Pareto-smoothed importance weights: closer to the target than `sample`.

@@ -3,5 +3,6 @@
 from ddnf.training.checkpoint import remove_checkpoints
 from ddnf.training.devices import Devices
 from ddnf.training.loop import Draw, Fit, adam, fit
+from ddnf.training.processes import initialize, is_first
 
-__all__ = ["Devices", "Draw", "Fit", "adam", "fit", "remove_checkpoints"]
+__all__ = ["Devices", "Draw", "Fit", "adam", "fit", "initialize", "is_first", "remove_checkpoints"]

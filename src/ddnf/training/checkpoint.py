@@ -42,7 +42,7 @@ class Checkpoints:
         self.seconds, self.last = seconds, time.monotonic()
         if self.folder is None:
             return
-        self._orbax = require("orbax.checkpoint", "checkpoint").PyTreeCheckpointer()
+        self._orbax = _checkpointer()
         self._marker = json.dumps(dict(format="ddnf checkpoint", run=run))
         if claim_folder(self.folder, _MARKER, self._marker) != self._marker:
             raise ValueError(
@@ -120,6 +120,15 @@ def fingerprint(arrays: PyTree, *numbers: int) -> str:
         leaf = np.asarray(leaf)
         digest.update(repr((leaf.shape, str(leaf.dtype))).encode() + leaf.tobytes())
     return digest.hexdigest()
+
+
+def _checkpointer():
+    orbax = require("orbax.checkpoint", "checkpoint")
+    if jax.process_count() == 1:
+        return orbax.PyTreeCheckpointer()
+    # The first process writes alone: orbax would wait for the others otherwise.
+    alone = dict(multiprocessing_options=orbax.options.MultiprocessingOptions(0, {0}, "ddnf"))
+    return orbax.Checkpointer(orbax.PyTreeCheckpointHandler(**alone), **alone)
 
 
 def _named(leaves):

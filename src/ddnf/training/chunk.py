@@ -82,7 +82,7 @@ class Chunk(NamedTuple):
 def run_chunk(
     run: Chunk, state: State, static: PyTree, *, data: PyTree, held_out: PyTree, inputs: PyTree, oracle: Oracle | None
 ) -> State:
-    """The state after a chunk of steps; `inputs` are a key and row numbers for each of them."""
+    """The state after a chunk of steps; `inputs` are a key and row numbers for each of them, or rows without `data`."""
     if oracle is None:
         return _run(run, state, static, data, held_out, inputs)
     keys, first = inputs[0], state.chunk * run.length
@@ -101,8 +101,8 @@ def run_chunk(
 @eqx.filter_jit
 def _run(run: Chunk, state: State, static: PyTree, data: PyTree, held_out: PyTree, inputs: PyTree) -> State:
     def iterate(carry, inputs):
-        step, (key, index) = inputs
-        rows = jax.tree.map(lambda a: a[index], data)
+        step, (key, chosen) = inputs
+        rows = chosen if data is None else jax.tree.map(lambda a: a[chosen], data)
         if run.mesh is not None:
             rows = lax.with_sharding_constraint(rows, rows_sharding(run.mesh))
         draw = Draw(key, step, rows)

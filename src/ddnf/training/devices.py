@@ -4,12 +4,16 @@ The program is that of one device, and the compiler distributes it: whatever a s
 where the rows are, and gradients are summed over the devices. Random numbers do not depend on the number of devices.
 """
 
+from collections.abc import Callable
 from typing import Literal
 
 import jax
+import jax.numpy as jnp
+import jax.random as jr
 import numpy as np
+from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jaxtyping import PyTree
+from jaxtyping import Array, PyTree
 
 AXIS = "rows"
 Devices = Literal["all"] | int | Mesh | None
@@ -29,21 +33,39 @@ def mesh_of(devices: Devices) -> Mesh | None:
     if devices is None:
         return None
     if isinstance(devices, Mesh) and len(devices.axis_names) == 1:
-        return Mesh(devices.devices, (AXIS,))
+        return _checked(Mesh(devices.devices, (AXIS,)))
     if devices == "all":
         return Mesh(np.array(known), (AXIS,))
     if isinstance(devices, int) and not isinstance(devices, bool) and 1 <= devices <= len(known):
-        return Mesh(np.array(known[:devices]), (AXIS,))
+        return _checked(Mesh(np.array(known[:devices]), (AXIS,)))
     got = devices if isinstance(devices, int | str) else f"{type(devices).__name__} {devices}"
     raise ValueError(
         f"Expected devices to be 'all', a number from 1 to {len(known)}, or a mesh with one axis; got {got}."
     )
 
 
+def _checked(mesh: Mesh) -> Mesh:
+    if process_count(mesh) != jax.process_count():
+        raise ValueError(
+            f"Expected devices of all {jax.process_count()} processes, such as devices='all'; got {mesh.size}."
+        )
+    return mesh
+
+
 def check_batch(mesh: Mesh | None, batch: int) -> None:
     """Raises unless the devices can share the rows of a step evenly."""
     if mesh is not None and batch % mesh.size:
         raise ValueError(f"Expected a batch that {mesh.size} devices can share evenly; got {batch} rows.")
+
+
+def process_count(mesh: Mesh | None) -> int:
+    """The number of processes whose devices are in a mesh.
+
+    Example:
+        >>> process_count(mesh_of(1))
+        1
+    """
+    return 1 if mesh is None else len({device.process_index for device in mesh.devices.flat})
 
 
 def share_rows(mesh: Mesh | None, tree: PyTree) -> PyTree:
@@ -58,14 +80,56 @@ def share_rows(mesh: Mesh | None, tree: PyTree) -> PyTree:
     return jax.tree.map(put, tree)
 
 
+def share_steps(mesh: Mesh | None, tree: PyTree) -> PyTree:
+    """The rows (steps, rows, ...) that this process has for each step, with those of all other processes."""
+    if mesh is None:
+        return tree
+    sharding = NamedSharding(mesh, PartitionSpec(None, AXIS))
+    return jax.tree.map(lambda array: jax.make_array_from_process_local_data(sharding, array), tree)
+
+
 def copy_to_all(mesh: Mesh | None, tree: PyTree) -> PyTree:
     """Arrays with a copy on each device."""
-    return tree if mesh is None else jax.device_put(tree, _everywhere(mesh))
+    if mesh is None or process_count(mesh) == 1:
+        return tree if mesh is None else jax.device_put(tree, _everywhere(mesh))
+
+    def put(array):
+        # Of several processes, each has the array on its own device; only what is on the host can be put on all.
+        if isinstance(array, jax.Array) and jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
+            return jr.wrap_key_data(put(jr.key_data(array)), impl=jr.key_impl(array))
+        return jax.device_put(np.asarray(array), _everywhere(mesh))
+
+    return jax.tree.map(put, tree)
 
 
 def gather(mesh: Mesh | None, tree: PyTree) -> PyTree:
     """Arrays on the default device again."""
-    return tree if mesh is None else jax.tree.map(lambda array: jax.numpy.asarray(np.asarray(array)), tree)
+    return tree if mesh is None else jax.tree.map(lambda array: jnp.asarray(np.asarray(array)), tree)
+
+
+def shared_rows(mesh: Mesh | None, rows: Array) -> Array:
+    """Inside of a compiled function: rows that the devices are to share, if they can be cut evenly.
+
+    Example:
+        >>> shared_rows(None, jnp.zeros((3, 2))).shape
+        (3, 2)
+    """
+    if mesh is None or len(rows) % mesh.size:
+        return rows
+    return lax.with_sharding_constraint(rows, rows_sharding(mesh))
+
+
+def map_shared(function: Callable[..., Array], mesh: Mesh, *tables: Array | None) -> Array:
+    """A function of the rows of some tables, on the devices of a mesh; its values are on the default device again.
+
+    Example:
+        >>> map_shared(lambda x: 2 * x, mesh_of(1), jnp.ones(3)).tolist()
+        [2.0, 2.0, 2.0]
+    """
+    count = next(len(table) for table in tables if table is not None)
+    again = np.minimum(np.arange(-(-count // mesh.size) * mesh.size), count - 1)
+    filled = [None if table is None else share_rows(mesh, np.asarray(table)[again]) for table in tables]
+    return gather(mesh, function(*filled))[:count]
 
 
 def rows_sharding(mesh: Mesh) -> NamedSharding:

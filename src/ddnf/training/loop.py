@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from os import PathLike
 from threading import Lock
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -19,10 +19,11 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree, Scalar
 from tqdm.auto import tqdm
 
 from ddnf.system.checks import check_count, check_key
-from ddnf.system.compiling import quick_jit
 from ddnf.training.checkpoint import Checkpoints, fingerprint
 from ddnf.training.chunk import Chunk, Draw, Oracle, State, run_chunk
-from ddnf.training.devices import Devices, check_batch, copy_to_all, gather, mesh_of, share_rows
+from ddnf.training.devices import Devices, copy_to_all, gather, mesh_of
+from ddnf.training.feed import Feed, Stream
+from ddnf.training.processes import from_first, is_first, one_clear_end
 
 TOO_MANY_BAD = "too many steps were not finite"
 
@@ -107,7 +108,7 @@ def fit(
     *,
     steps: int,
     optimizer: optax.GradientTransformation,
-    data: PyTree = None,
+    data: PyTree | Stream = None,
     oracle: Oracle | None = None,
     batch: int = 256,
     validate: Callable[[PyTree, PyTree], Float[Array, "*more"]] | None = None,
@@ -135,7 +136,8 @@ def fit(
         loss: the loss of a step from the parameters and a `Draw` (key, step, rows of the data).
         steps: number of steps.
         optimizer: any optax optimizer.
-        data: pytree of arrays with a common leading axis; each step sees `batch` rows, by random permutations.
+        data: pytree of arrays with a common leading axis; each step sees `batch` rows, by random permutations. Or a
+            `Stream` of rows, whose order is its own.
         oracle: what each step asks before its loss is computed, in place of data. Steps are then dispatched one by one,
             and their program does not depend on who answers: it is compiled once for all of them.
         validate: value to minimize, from the parameters and `held_out`, computed after each chunk; decides which
@@ -161,10 +163,11 @@ def fit(
     """
     check_key(key)
     check_count(steps=steps, chunk=chunk, batch=batch, patience=patience)
-    _check(data, average)
+    _check(average)
     mesh = mesh_of(devices)
-    _check_shared(mesh, data, oracle, batch)
+    _check_shared(mesh, data, oracle)
     chunk = min(chunk, steps)
+    feed = Feed(key, data, length=chunk, batch=batch, mesh=mesh)
     arrays, static = eqx.partition(parameters, eqx.is_inexact_array, is_leaf=_is_frozen)
     seen = (
         jax.ShapeDtypeStruct((), float) if validate is None else eqx.filter_eval_shape(validate, parameters, held_out)
@@ -174,19 +177,19 @@ def fit(
     state = _initial_state(arrays, optimizer, chunks, seen.shape, None if average is None else arrays)
     run = Chunk(loss, optimizer.update, validate, chunk, jnp.asarray(steps), average, mesh)
     # Random numbers of a chunk derive from its number, so the state holds none.
-    mark = fingerprint((jr.key_data(key), arrays, data, held_out), steps, chunk, batch)
-    saved = Checkpoints(checkpoint, checkpoint_seconds, mark)
-    state = copy_to_all(mesh, saved.restore(state))
-    data, held_out = share_rows(mesh, data), copy_to_all(mesh, held_out)
+    mark = fingerprint((jr.key_data(key), arrays, feed.mark, held_out), steps, chunk, batch)
+    saved = Checkpoints(checkpoint if is_first() else None, checkpoint_seconds, mark)
+    state = copy_to_all(mesh, from_first(feed.processes, saved.restore(state)))
+    held_out = copy_to_all(mesh, held_out)
     seconds = [np.nan] * int(state.chunk)
-    bar = tqdm(total=steps, initial=_done(state, chunk, steps), desc=description, disable=not progress, leave=None)
-    with bar:
+    shown: dict[str, Any] = dict(desc=description, disable=not (progress and is_first()), leave=None)
+    with tqdm(total=steps, initial=_done(state, chunk, steps), **shown) as bar, one_clear_end(feed.processes):
         reason = _reason(state, chunk, steps, patience)
         while reason is None:
             start = time.perf_counter()
-            inputs = copy_to_all(mesh, _inputs(key, np.asarray(state.chunk), data, chunk, batch))
+            inputs = feed.inputs(np.asarray(state.chunk))
             with _RUNNING:
-                state = run_chunk(run, state, static, data=data, held_out=held_out, inputs=inputs, oracle=oracle)
+                state = run_chunk(run, state, static, data=feed.table, held_out=held_out, inputs=inputs, oracle=oracle)
                 jax.block_until_ready(state)
             seconds.append(time.perf_counter() - start)
             _show(bar, state, run)
@@ -199,29 +202,6 @@ def fit(
     done = int(state.chunk)
     losses, values = (_with_nan(array[:done]) for array in (state.losses, state.values))
     return Fit(eqx.combine(state.best, static), losses, values, np.array(seconds), taken, skipped, reason)
-
-
-def _inputs(key, chunk, data, length, batch) -> tuple[PyTree, Int[Array, "steps batch"] | None]:
-    """A key and row numbers for each step of a chunk."""
-    count = None if data is None else jax.tree.leaves(data)[0].shape[0]
-    return _drawn(key, chunk, count, length, batch)
-
-
-@quick_jit
-def _drawn(key, chunk, count, length, batch):
-    # Not part of `_run`: random numbers take long to compile, and this program is the same for every model.
-    step_key, row_key = jr.split(jr.fold_in(key, chunk))
-    return jr.split(step_key, length), _rows(row_key, count, length, batch)
-
-
-def _rows(key, count, length, batch):
-    """Row numbers for each step of a chunk, from successive permutations: every row is seen equally often."""
-    if count is None:
-        return None
-    batch = min(batch, count)
-    keys = jr.split(key, -(-length * batch // count))
-    rows = jax.vmap(lambda key: jr.permutation(key, count))(keys)
-    return rows.reshape(-1)[: length * batch].reshape(length, batch)
 
 
 def _initial_state(arrays, optimizer, chunks, seen, average):
@@ -274,20 +254,14 @@ def _warn(skipped, taken, reason):
         warnings.warn(message, RuntimeWarning, stacklevel=4)
 
 
-def _check_shared(mesh, data, oracle, batch):
-    if mesh is None:
-        return
-    if data is None or oracle is not None:
+def _check_shared(mesh, data, oracle):
+    if mesh is not None and (data is None or oracle is not None):
         raise ValueError("Expected data whose rows several devices can share; got none. Leave devices out.")
-    check_batch(mesh, min(batch, jax.tree.leaves(data)[0].shape[0]))
 
 
-def _check(data, average):
+def _check(average):
     if average is not None and not 0 <= average < 1:
         raise ValueError(f"Expected average from 0 to below 1, or None; got {average}.")
-    lengths = {np.shape(leaf)[:1] for leaf in jax.tree.leaves(data)}
-    if len(lengths) > 1 or lengths & {(), (0,)}:
-        raise ValueError(f"Expected data with one common number of rows, at least 1; got {sorted(lengths)}.")
 
 
 def _is_frozen(leaf):
