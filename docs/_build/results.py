@@ -196,7 +196,7 @@ wrong and nothing said so. A false alarm is an issue of a fit that is right.
 {markdown_table(("targets", *verdicts), rows)}
 
 From `{record["command"]}` (`results/honesty.json`). The checks were tuned on targets of these kinds.
-{record["note"]}"""
+{record.get("note", "")}"""
 
 
 def _densities() -> str:
