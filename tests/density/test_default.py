@@ -16,6 +16,7 @@ from benchmarks.tables import CONDITIONAL, TABLES, energy_test
 from flowjax.bijections import Chain, Identity, Invert, Scan
 from numpy.testing import assert_allclose
 
+import ddnf
 from ddnf.density.columns import columns_from
 from ddnf.density.default import default_flow, plan
 from ddnf.density.likelihood import Model, NegativeLogLikelihood
