@@ -252,7 +252,7 @@ def _draws() -> str:
             conditional.append(("two moons", "C2ST", f"{row['c2st']:.3f} (largest {row['largest']:.3f}){_older(found)}"))
     return f"""## Draws of awkward tables
 
-How often a two-sample test (energy distance, 200 draws and 200 new rows) finds no difference at the 5 % level. Beside it, the same for 200 other
+How often a two-sample test (energy distance, 200 draws and 200 new rows) finds no difference at the 5 % level. For comparison, the same for 200 other
 rows of the generator, and for 200 rows drawn with replacement from the table that was fitted: no density of 300 rows is likely to do much better.
 
 {markdown_table(("table", "ours", "the generator", "the table itself"), tables)}

@@ -224,6 +224,13 @@ def test_a_mode_that_one_heavy_draw_has_hit_joins():
     assert_allclose(np.mean(np.linalg.norm(draws - 1, axis=1) < 0.1), 0.4, atol=0.02)
 
 
+def test_a_target_without_density_outside_of_its_modes_is_checked_all_the_same():
+    from ddnf.posterior.issues import _outliers
+
+    target = ddnf.Target(lambda z: jnp.where(jnp.sum(z**2) < 1, -jnp.sum(z**2), jnp.nan), 2)
+    assert len(_outliers(jr.key(0), target, np.zeros(2), np.ones(2), [Normal(np.zeros(2), np.eye(2))])) == 6
+
+
 def test_weights_of_rare_hits_do_not_hide_what_they_hit():
     log_weights = np.zeros(2000)
     log_weights[0] = 20.0

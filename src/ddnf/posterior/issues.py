@@ -12,7 +12,7 @@ from ddnf.flow.folds import folded_share
 from ddnf.flow.random import generator
 from ddnf.posterior.chains import Drift, run_chains
 from ddnf.posterior.diagnosis import KHAT, Diagnosis, Sample, diagnose_sample, evaluate
-from ddnf.posterior.evaluate import Base, clean
+from ddnf.posterior.evaluate import Base
 from ddnf.posterior.modes import Gaussian, Search
 from ddnf.posterior.polish import LEAST_ESS, RHAT, WEIGHTS_RHAT, Chains
 from ddnf.posterior.proper import tail_index
@@ -239,7 +239,7 @@ def _outliers(key, target: Target, center, deviation, known: list[Normal]):
         np.sum(np.linalg.solve(n.scale, (points - n.mean).T) ** 2, axis=0) > bulk_radius(target.dim) for n in known
     ]
     points = points[np.all(outside, axis=0)] if known else points
-    return _heaviest(points, clean(target.programs.values(points))) if len(points) else points
+    return _heaviest(points, np.nan_to_num(target.programs.values(points), nan=-np.inf)) if len(points) else points
 
 
 def _heaviest(points, log_weights):
