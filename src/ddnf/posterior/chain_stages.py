@@ -10,7 +10,7 @@ from ddnf.posterior.diagnosis import EVALUATED
 from ddnf.posterior.hmc import Space
 from ddnf.posterior.issues import missed_above
 from ddnf.posterior.objective import whitening
-from ddnf.posterior.polish import CHAINS, Chains, run_polish
+from ddnf.posterior.polish import CHAINS, MET, Chains, run_polish
 from ddnf.posterior.regions import Missed
 from ddnf.posterior.stages import merged_flow, uses_default_flow, with_better_base
 from ddnf.posterior.state import Candidate, Polished, State
@@ -26,16 +26,16 @@ def polish(state: State, *, is_trial: bool = False, warm: Warm | None = None) ->
     s, best = state.settings, state.best
     key = jr.fold_in(s.check_key, 1000 + len(state.polished) + 10 * state.joined)
     space = Space(s.target.programs.density, best.flow, best.base)
-    is_affine = best.stage == "base" and best.base is None
+    is_base = best.stage == "base"
     chains = run_polish(
         key,
         space,
         draws=EVALUATED,
         progress=s.progress,
         # An affine map has no place that chains are slow to enter.
-        khat=0.0 if best.stage == "base" else best.diagnosis.khat,
+        khat=0.0 if is_base else best.diagnosis.khat,
         is_trial=is_trial,
-        is_affine=is_affine,
+        has_flow=not is_base,
         warm=warm,
     )
     missed = () if chains.is_converged or not uses_default_flow(state) else _missed_by_flow(state, best, chains)
@@ -60,14 +60,17 @@ def try_chains(state: State) -> State:
 
     The Gaussian with their moments then takes the place of the base if it is the better one.
     """
-    tried = polish(state, is_trial=True, warm=state.warm)
+    # A mixture knows places that the chains may not have come to.
+    tried = polish(state, is_trial=True, warm=state.warm if state.base is None else None)
     chains = tried.polished[-1].chains
     if tried.polished[-1].is_good:
         return dataclasses.replace(tried, is_tried=True)
-    state = dataclasses.replace(state, gradients=tried.gradients, is_tried=True)
-    return (
-        state if state.base is not None else with_better_base(state, whitening(*chains.moments(), state.settings.end))
-    )
+    # Chains that have met may be the best there is in the end.
+    kept = tried.polished if chains.rhat < MET else state.polished
+    state = dataclasses.replace(state, gradients=tried.gradients, is_tried=True, polished=kept)
+    if state.base is not None:
+        return state
+    return with_better_base(state, whitening(*chains.moments(), state.settings.end))
 
 
 def warm_up(state: State) -> State:

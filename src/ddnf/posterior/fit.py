@@ -45,7 +45,7 @@ def fit_posterior(
 ) -> Posterior:
     """Fits a flow to a target by minimizing KL(q|p): variational inference without tuning, made exact where needed.
 
-    A search for modes gives a Gaussian, which standardizes the target. From 50 dimensions on, Markov chains from random
+    A search for modes gives a Gaussian, which standardizes the target. From 25 dimensions on, Markov chains from random
     starts are tried next, and returned if they converge. A flow, close to the identity at first, and an affine map
     after it are trained on their own draws. Where importance weights show that it is nearly good enough,
     training goes on from where it is, for at most `rounds` rounds; it starts again with a smaller learning rate if the

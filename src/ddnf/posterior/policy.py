@@ -30,7 +30,7 @@ _NEARLY_GOOD = 0.9
 _GAIN = 0.05
 _SMALL_GAIN = 0.002
 # From this many dimensions on, chains through the base are tried before a flow is trained.
-_MANY_DIMENSIONS = 50
+_MANY_DIMENSIONS = 25
 # How often Gaussians at missed mass may join the base.
 _JOINS = 3
 # A larger flow comes before the chains where ESS is lower than this, and -log ESS above this for each dimension: small
@@ -109,9 +109,9 @@ def _may_try_chains(state: State) -> bool:
 
 
 def _is_far_off(state: State) -> bool:
-    """Whether chains that start from the base would start in the wrong place."""
-    diagnosis = state.best.diagnosis
-    return state.settings.target.dim <= LARGEST_FULL and (diagnosis.khat > KHAT or diagnosis.ess < _POOR)
+    """Whether chains that start from a Gaussian would start in the wrong place."""
+    diagnosis, is_gaussian = state.best.diagnosis, state.base is None and state.settings.target.dim <= LARGEST_FULL
+    return is_gaussian and (diagnosis.khat > KHAT or diagnosis.ess < _POOR)
 
 
 def _round_name(state: State) -> str:

@@ -42,7 +42,7 @@ WEIGHTS_RHAT = 1.03
 LEAST_ESS = 400
 _ENOUGH_ESS = 4000
 # R-hat below which chains have met, so that what follows is more of the same; and beyond which they are far from it.
-_MET = 1.05
+MET = 1.05
 _APART = 1.2
 _LONGEST = 256
 # Share of divergent trajectories above which steps get smaller, by a higher acceptance to tune for, up to a limit.
@@ -54,7 +54,7 @@ _TUNING = 2
 _RUNS = 10
 # Gradient evaluations after which a run that has not converged is the last one.
 _MOST_GRADIENTS = 2_000_000
-# The same for chains through an affine map and a cheap target: what takes so many operations, within a limit.
+# The same for chains without a flow, on a cheap target: what takes so many operations, within a limit.
 _MOST_OPERATIONS = 6e11
 _MOST_CHEAP = 16_000_000
 _TRIAL_GRADIENTS = 500_000
@@ -159,7 +159,7 @@ def run_polish(
     progress: bool,
     khat: float = 0.0,
     is_trial: bool = False,
-    is_affine: bool = False,
+    has_flow: bool = True,
     warm: Warm | None = None,
 ) -> Chains:
     """Runs chains until they have converged and have `_ENOUGH_ESS` effective draws, or the budget is spent.
@@ -177,7 +177,7 @@ def run_polish(
         position = place(space, jnp.asarray(warm.z))
         kernel = kernel._replace(log_step=warm.kernel.log_step, length=warm.kernel.length)
     most = _MOST_GRADIENTS
-    if is_affine:
+    if not has_flow:
         # Momenta and the affine map take products with some triangles.
         dim = space.flow.shape[0]
         affordable = _MOST_OPERATIONS / (operations(space.log_density, dim) + 6 * dim**2)
@@ -197,7 +197,7 @@ def run_polish(
             bar.set_postfix_str(f"R-hat {latest.convergence.rhat.max():.3f}, ESS {latest.ess:.0f}")
             lengths[latest.length] = latest.efficiency
             is_best = latest.length == max(lengths, key=lambda length: lengths[length])
-            is_met = bool(latest.convergence.rhat.max() < _MET)
+            is_met = bool(latest.convergence.rhat.max() < MET)
             is_settled = is_met and (is_settled or (is_best and not is_tuning and not _is_rough(latest, kernel)))
             following = kernel if is_settled else _retuned(kernel, latest, lengths)
             is_apart = latest.convergence.rhat.max() > _APART
