@@ -1,6 +1,7 @@
 """Variational auto-encoders on images (the paper's Tables 1 and 3): one encoder and decoder, many posteriors."""
 
 import base64
+import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
@@ -93,7 +94,7 @@ def _part(config: Config, seed: int, run: Run, checkpoint: Path, done: Mapping[s
     pixels = config.pixels if data.is_binary else "grey"
     valid, test = (split.lit if pixels == "dynamic" else split.grey / np.float32(255) for split in data[3:5])
     model_key, fit_key, evaluate_key, picture_key = jr.split(jr.fold_in(jr.key(seed), run.seed), 4)
-    mean = data.train.mean(axis=0) / 255
+    mean, start = data.train.mean(axis=0) / 255, time.process_time()
     vae = make(run.model, model_key, latent=run.latent, mean=mean, is_binary=data.is_binary, size=setting.size)
     with warnings.catch_warnings():
         # The number of skipped steps is in the record.
@@ -112,6 +113,7 @@ def _part(config: Config, seed: int, run: Run, checkpoint: Path, done: Mapping[s
             checkpoint=checkpoint,
             description=run.name,
         )
+    seconds = trained.seconds[np.isfinite(trained.seconds)]  # not of epochs before the run was resumed
     about = dict(
         **dict(set=run.set, model=run.model, epochs=run.epochs, seed=run.seed, latent=run.latent),
         **setting._asdict(),
@@ -119,12 +121,19 @@ def _part(config: Config, seed: int, run: Run, checkpoint: Path, done: Mapping[s
         parameters=count_parameters(vae),
         flow_parameters=count_parameters(vae.flow),
         skipped=trained.skipped,
-        epoch_seconds=_epoch_seconds(trained),
+        epoch_seconds=float(np.median(seconds)) if len(seconds) else None,
+        epoch_process_seconds=(time.process_time() - start) / len(seconds) if len(seconds) else None,
     )
     if run.setting is not None:
         return about | dict(valid=_lowest(trained.valid))
-    evaluated = judge_vae(
-        evaluate_key,
+    pictures = _picture_data(picture_key, trained.vae.as_exact(), data, test) if run.seed == 0 else {}
+    return about | _evaluated(evaluate_key, config, data, test, trained) | pictures
+
+
+def _evaluated(key, config: Config, data: images.Images, test: np.ndarray, trained: Trained) -> dict[str, Any]:
+    """The values of the tables, and the learning curves."""
+    judged = judge_vae(
+        key,
         trained.vae,
         test,
         draws=config.draws,
@@ -132,18 +141,16 @@ def _part(config: Config, seed: int, run: Run, checkpoint: Path, done: Mapping[s
         importance_images=config.importance_images,
     )
     return dict(
-        **about,
         train_images=len(data.train),
         test_images=len(test),
         binarisation=data.binarisation,
         shape=data.shape,
-        **evaluated._asdict(),
-        gap=evaluated.gap,
+        **judged._asdict(),
+        gap=judged.gap,
         epoch=trained.epoch,
         best_test=float(np.nanmin(trained.test)),
         best_test_epoch=int(np.nanargmin(trained.test)) + 1,
         curves=dict(train=trained.train, valid=trained.valid, test=trained.test),
-        **(_picture_data(picture_key, trained.vae.as_exact(), data, test) if run.seed == 0 else {}),
     )
 
 
@@ -160,10 +167,6 @@ def _setting(config: Config, run: Run, done: Mapping[str, Any]) -> Setting:
 def _lowest(curve: np.ndarray) -> float:
     """The lowest finite value; infinity without one."""
     return float(np.min(curve, where=np.isfinite(curve), initial=np.inf))
-
-
-def _epoch_seconds(trained: Trained) -> float | None:
-    return float(np.nanmedian(trained.seconds[1:])) if np.isfinite(trained.seconds[1:]).any() else None
 
 
 def _load(name: str, config: Config) -> images.Images:

@@ -22,7 +22,7 @@ class Config:
     epochs: int = 100
     seeds: int = 1
     more_seeds: int = 3
-    models_of_more_seeds: tuple[str, ...] = ("plain", "naf+context", "ddnf", "ddnf+context")
+    models_of_more_seeds: tuple[str, ...] = ("plain", "householder+context", "naf+context", "ddnf", "ddnf+context")
     search_sets: tuple[str, ...] = ("mnist-2", "mnist-40")
     search_epochs: int = 30
     search_rates: tuple[float, ...] = (5e-4, 2e-3)
@@ -116,7 +116,7 @@ def setting_text(model: str, setting: Setting) -> str:
 
 
 def runs(config: Config) -> list[Run]:
-    """All runs: every model once, more seeds of some, the search, then the long runs, which need it.
+    """All runs: every model once, the search, more seeds of some models, then the long runs, which need the search.
 
     The order of the long runs makes the most of an unfinished profile: one seed of everything comes first.
 
@@ -128,7 +128,7 @@ def runs(config: Config) -> list[Run]:
     seeds = range(config.seeds, config.more_seeds)
     more = [Run(s, m, config.epochs, seed) for s in config.sets for m in config.models_of_more_seeds for seed in seeds]
     search = [run for where in config.search_sets for m in config.long_models for run in _search(config, where, m)]
-    return once + more + search + long_runs(config)
+    return once + search + more + long_runs(config)
 
 
 def candidates(config: Config, model: str) -> list[Setting]:
@@ -210,7 +210,8 @@ def groups(record: Record) -> dict[tuple[str, int], dict[str, list[dict[str, Any
 
 def config_of(record: Record) -> Config:
     """The settings of a record."""
-    return Config(**{name: tuple(v) if isinstance(v, list) else v for name, v in record["config"].items()})
+    settings: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in record["config"].items()}
+    return Config(**settings)
 
 
 def long_runs(config: Config) -> list[Run]:

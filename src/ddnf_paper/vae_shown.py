@@ -31,7 +31,49 @@ def tables(record: Record) -> list[ReportTable]:
     missing = "" if done == planned else f" So far {done} of {planned} runs of this profile are done."
     results = [_table(where, epochs, found) for (where, epochs), found in groups(record).items()]
     search = [table for where in config.search_sets for table in _search(config, where, record["parts"])]
-    return [table._replace(caption=table.caption + missing) for table in [*comparison(record), *results, *search]]
+    steady = [table for (where, epochs), found in groups(record).items() for table in _steadiness(where, epochs, found)]
+    made = [*comparison(record), *results, *steady, *search]
+    return [table._replace(caption=table.caption + missing) for table in made]
+
+
+def _steadiness(where: str, epochs: int, found: Found) -> list[ReportTable]:
+    """How steady training was, where it was not."""
+    jumps = {model: [_jumps(part["curves"]["train"]) for part in parts] for model, parts in found.items()}
+    unsteady = [MODELS[model].title for model, counts in jumps.items() if any(counts)]
+    if not unsteady:
+        return []
+    caption = (
+        f"Steadiness of training, {where}: the second half of {epochs} epochs. Jumps are epochs whose mean training "
+        f"loss is higher than that of the epoch before by at least {CLEAR_GAIN} nats, a number for each seed. The "
+        "excess is the mean difference of the training loss, of the parameters themselves, from the -ELBO on "
+        f"validation images, of their moving average. With jumps: {', '.join(unsteady)}. Sets without any have no such "
+        "table. Where seeds of one model differ by as much as the models, the differences may be where the jumps fall: "
+        "that would be for the optimizer (a constant rate, gradients not clipped), not for the posterior."
+    )
+    rows = [
+        (
+            MODELS[model].title,
+            ", ".join(map(str, counts)),
+            ", ".join(f"{_excess(part['curves']):.2f}" for part in found[model]),
+            ", ".join(f"{part['negative_elbo']:.2f}" for part in found[model]),
+        )
+        for model, counts in jumps.items()
+    ]
+    return [ReportTable(caption, ("model", "jumps", "excess", "-ELBO, exact"), rows)]
+
+
+def _jumps(losses: Sequence[float | None]) -> int:
+    """How often a curve rises clearly from one epoch to the next in its second half."""
+    return int(np.sum(np.diff(_second_half(losses)) >= CLEAR_GAIN))
+
+
+def _excess(curves: Mapping[str, Sequence[float | None]]) -> float:
+    """Mean difference of the training loss from the validation value in the second half."""
+    return float(np.nanmean(_second_half(curves["train"]) - _second_half(curves["valid"])))
+
+
+def _second_half(curve: Sequence[float | None]) -> np.ndarray:
+    return np.array(curve[len(curve) // 2 :], float)
 
 
 def _search(config: Config, where: str, done: Mapping[str, Any]) -> list[ReportTable]:
@@ -60,7 +102,8 @@ def _table(where: str, epochs: int, found: Found) -> ReportTable:
         f"{where}: {epochs} epochs of {first['train_images']:,} images ({first['images']}), nats on "
         f"{first['test_images']:,} test images; binarisation: {first['binarisation']}. Means over seeds, with their "
         "deviation if there are several, else with the standard error over the images. -log p(x) and the gap between "
-        f"it and the -ELBO are for {first['weighted']:,} of the images."
+        f"it and the -ELBO are for {first['weighted']:,} of the images. Seconds are of the process, compilation "
+        "included; wall times were taken beside other work."
     )
     return ReportTable(caption, header, [_row(where, model, parts) for model, parts in found.items()])
 
@@ -68,7 +111,6 @@ def _table(where: str, epochs: int, found: Found) -> ReportTable:
 def _row(where: str, model: str, parts: Sequence[dict]) -> tuple[str, ...]:
     paper = PAPER.get(where, {}).get(model)
     is_exact = abs(mean(parts, "estimate") - mean(parts, "negative_elbo")) < 1e-9
-    seconds = [part["epoch_seconds"] for part in parts if part["epoch_seconds"]]
     return (
         MODELS[model].title,
         "" if paper is None else f"{paper[0]:.2f}",
@@ -82,8 +124,16 @@ def _row(where: str, model: str, parts: Sequence[dict]) -> tuple[str, ...]:
         f"{mean(parts, 'active'):.0f}",
         f"{max(values(parts, 'folded')):.2g}",
         f"{parts[0]['parameters']:,d}",
-        f"{np.median(seconds):.2f}" if seconds else "",
+        _seconds(parts),
     )
+
+
+def _seconds(parts: Sequence[dict]) -> str:
+    """Process seconds of an epoch; wall time where a run has no such record."""
+    if all(part.get("epoch_process_seconds") for part in parts):
+        return f"{mean(parts, 'epoch_process_seconds'):.2f}"
+    wall = [part["epoch_seconds"] for part in parts if part["epoch_seconds"]]
+    return f"{np.median(wall):.2f} (wall)" if wall else ""
 
 
 def pictures(record: Record) -> list[Picture]:

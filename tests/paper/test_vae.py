@@ -97,7 +97,7 @@ def tables_of(values) -> dict[str, Any]:
     base = dict(
         epochs=100, train_images=1, test_images=1, images="mnist", binarisation="", weighted=1, error=0.1,
         reconstruction=70.0, kl=25.0, negative_log_prob=90.0, gap=5.0, active=20, folded=0.0, parameters=1,
-        epoch_seconds=1.0, best_test=99.0, curves=dict(valid=[1.0]), rate=1e-3,
+        epoch_seconds=1.0, best_test=99.0, curves=dict(valid=[1.0], train=[1.0]), rate=1e-3,
     )  # fmt: skip
     parts = [
         base | dict(set=where, model=model, seed=seed, negative_elbo=value, estimate=value)
@@ -177,10 +177,10 @@ def test_long_runs_with_another_setting_are_run_again_and_not_shown():
 
 def test_size_of_the_flow():
     mean = np.full(64, 0.3)
-    assert make("ddnf", jr.key(0), latent=3, mean=mean, size=5).flow.blocks == 5
-    assert make("ddnf", jr.key(0), latent=3, mean=mean).flow.blocks == MODELS["ddnf"].size
-    small, large = (count_parameters(make("naf", jr.key(0), latent=3, mean=mean, size=size)) for size in (8, 16))
-    assert small < large
+    counts = [
+        count_parameters(make("ddnf", jr.key(0), latent=3, mean=mean, size=size).flow) for size in (8, 16, 32, None)
+    ]
+    assert counts[2] == 2 * counts[1] == 4 * counts[0] and counts[3] == counts[1]
 
 
 def test_comparison_with_the_paper_is_of_the_longest_runs():
@@ -197,6 +197,17 @@ def test_comparison_with_the_paper_is_of_the_longest_runs():
     assert "mnist-40, 100 epochs" in table.caption
     p = {row[1]: row[8] for row in table.rows}["plain VAE"]
     assert float(p) < 1e-3
+
+
+def test_jumps_of_training_are_shown_where_there_are_any():
+    record = tables_of({("mnist-2", "plain", 0): 100.0, ("mnist-2", "naf", 0): 97.0, ("mnist-40", "plain", 0): 90.0})
+    steady, unsteady = [9.0, 5.0, 4.0, 3.5, 3.0, 2.8], [9.0, 10.0, 4.0, 3.0, 3.6, 3.4]
+    for part, losses in zip(record["parts"].values(), (steady, unsteady, steady), strict=True):
+        part["curves"] = dict(train=losses, valid=[3.0] * 6)
+    (table,) = (table for table in vae.EXPERIMENT.tables(record) if table.caption.startswith("Steadiness"))
+    assert table.caption.startswith("Steadiness of training, mnist-2")
+    assert [row[:3] for row in table.rows] == [("plain VAE", "0", "0.10"), ("NAF", "1", "0.33")]
+    assert "With jumps: NAF." in table.caption
 
 
 def test_estimate_is_shown_where_it_is_another():
