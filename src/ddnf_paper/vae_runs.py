@@ -10,7 +10,8 @@ from ddnf_paper.experiment import Profile, Record
 from ddnf_paper.vae_models import MODELS
 
 CLEAR_GAIN = 0.5
-"""Nats by which a value must be lower to count where there is one seed: seeds of one model differ by less."""
+"""Nats by which a value must be lower to count where there is one seed. Seeds of one model differ by less with 40
+latent dimensions, and by up to two nats with 2."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,6 +15,7 @@ from ddnf_paper.vae_models import MODELS
 from ddnf_paper.vae_runs import (
     CLEAR_GAIN,
     Config,
+    Setting,
     chosen,
     config_of,
     groups,
@@ -23,13 +24,19 @@ from ddnf_paper.vae_runs import (
     setting_text,
 )
 
+_CHOSEN = (
+    "Rates and sizes are those chosen on validation images, by one search for all models (in a table of its own); "
+    "where that is not complete, the defaults."
+)
+_DEFAULT = "Rates and sizes are the defaults."
+
 
 def tables(record: Record) -> list[ReportTable]:
     """The comparison with the paper, one table per set of images and number of epochs, and the search for settings."""
     config = config_of(record)
     planned, done = len(runs(config)), len(record["parts"])
     missing = "" if done == planned else f" So far {done} of {planned} runs of this profile are done."
-    results = [_table(where, epochs, found) for (where, epochs), found in groups(record).items()]
+    results = [_table(config, where, epochs, found) for (where, epochs), found in groups(record).items()]
     search = [table for where in config.search_sets for table in _search(config, where, record["parts"])]
     steady = [table for (where, epochs), found in groups(record).items() for table in _steadiness(where, epochs, found)]
     made = [*comparison(record), *results, *steady, *search]
@@ -44,9 +51,9 @@ def _steadiness(where: str, epochs: int, found: Found) -> list[ReportTable]:
         return []
     caption = (
         f"Steadiness of training, {where}: the second half of {epochs} epochs. Jumps are epochs whose mean training "
-        f"loss is higher than that of the epoch before by at least {CLEAR_GAIN} nats. The "
-        "excess is the mean difference of the training loss, of the parameters themselves, from the -ELBO on "
-        f"validation images, of their moving average. With jumps: {', '.join(unsteady)}. Sets without any have no such "
+        f"loss is higher than that of the epoch before by at least {CLEAR_GAIN} nats. The excess is the mean "
+        "difference of the training loss, of the parameters themselves, from the -ELBO on validation images, of their "
+        f"moving average. With jumps: {', '.join(unsteady)}. Sets without any have no such "
         "table. A number for each seed. Where seeds of one model differ by as much as the models, the differences may "
         "be where the jumps fall. A flow can be close to the identity, so a gap to -log p(x) that is larger than that "
         "of a Gaussian posterior from the same encoder points to the optimizer (a constant rate, gradients not "
@@ -96,14 +103,15 @@ def _search(config: Config, where: str, done: Mapping[str, Any]) -> list[ReportT
     caption = (
         f"Settings of the long runs, chosen on {where}: the lowest -ELBO on validation images in "
         f"{config.search_epochs} epochs, seed 0, with the same search for all models. The rate {config.rate:g} (the "
-        f"paper's) and our size stay unless another value is lower by at least {CLEAR_GAIN} nats. Other sets with as "
+        f"paper's) and our size stay unless another value is lower by at least {CLEAR_GAIN} nats, whatever the model. "
+        "With 2 latent dimensions seeds differ by more than that, so a choice there may be luck. Other sets with as "
         "many latent dimensions use the same settings."
     )
     return [ReportTable(caption, ("model", "chosen", "tried"), rows)] if rows else []
 
 
-def _table(where: str, epochs: int, found: Found) -> ReportTable:
-    header = ("model", "paper", "-ELBO, exact", "best test epoch", "training estimate", "-log p(x|z)", "KL")
+def _table(config: Config, where: str, epochs: int, found: Found) -> ReportTable:
+    header = ("model", "setting", "paper", "-ELBO, exact", "best test epoch", "training estimate", "-log p(x|z)", "KL")
     header += ("-log p(x)", "gap", "active", "folded", "parameters", "s an epoch")
     first = next(iter(found.values()))[0]
     caption = (
@@ -111,8 +119,8 @@ def _table(where: str, epochs: int, found: Found) -> ReportTable:
         f"{first['test_images']:,} test images; binarisation: {first['binarisation']}. Means over seeds, with their "
         "deviation if there are several, else with the standard error over the images. -log p(x) and the gap between "
         f"it and the -ELBO are for {first['weighted']:,} of the images. Seconds are of the process, compilation "
-        "included; wall times were taken beside other work."
-    )
+        "included; wall times were taken beside other work. "
+    ) + (_CHOSEN if epochs == config.long_epochs else _DEFAULT)
     return ReportTable(caption, header, [_row(where, model, parts) for model, parts in found.items()])
 
 
@@ -121,6 +129,7 @@ def _row(where: str, model: str, parts: Sequence[dict]) -> tuple[str, ...]:
     is_exact = abs(mean(parts, "estimate") - mean(parts, "negative_elbo")) < 1e-9
     return (
         MODELS[model].title,
+        setting_text(model, Setting(parts[0]["rate"], parts[0]["size"])),
         "" if paper is None else f"{paper[0]:.2f}",
         with_deviation(parts) + (f" ({len(parts)} seeds)" if len(parts) > 1 else ""),
         f"{mean(parts, 'best_test'):.2f}",
