@@ -38,7 +38,7 @@ and 8 units (16 blocks unless the search for settings says otherwise), and a Lip
 could still gain for that decoder. Runs of 400 epochs are the paper's five rows; their learning rates and sizes are
 chosen on validation images, by the same search for all five. Runs of 100 epochs have default settings: those of DDNF
 (blocks, units, size of the context), the initialisation of the decoder and the moving average were chosen by test
-values on MNIST with 40 latent dimensions; those of the baselines were not tuned."""
+values on MNIST with 40 latent dimensions; the settings of the baselines were not tuned."""
 
 
 def parts(config: Config, seed: int) -> dict[str, Callable[[Path, Mapping[str, Any]], dict[str, Any]]]:
