@@ -13,9 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int, PyTree
 
 from ddnf.posterior.programs import Density, Programs, in_parts
+from ddnf.training.devices import copy_to_all, on_all, share_rows, wait_for
 
 # Rows and points that are computed at once.
 CHUNK = 8192
@@ -122,6 +124,8 @@ def sum_in_chunks(
 class RowPrograms(Programs):
     """As `Programs`, for a density with rows: each call passes over all rows once, `chunk` of them at a time.
 
+    The devices of a mesh share the rows of a chunk.
+
     Example:
         >>> rows = Rows(lambda z: -jnp.sum(z**2) / 2, lambda z, y: -((y - z[0]) ** 2) / 2, np.ones(3), 1)
         >>> programs = RowPrograms(rows)
@@ -129,18 +133,18 @@ class RowPrograms(Programs):
         ([-1.5, -1.5], [[-4.0]])
     """
 
-    def __init__(self, rows: Rows, chunk: int | None = None):
-        self.rows = rows
+    def __init__(self, rows: Rows, chunk: int | None = None, mesh: Mesh | None = None):
+        self.rows, self.mesh = rows, mesh
         self._dtype = jnp.result_type(float)
         self._programs = {}
-        self._chunk = min(CHUNK if chunk is None else chunk, rows.count)
+        self._chunk = self._size(min(CHUNK if chunk is None else chunk, rows.count))
 
     @cached_property
     def density(self) -> Density:
         """The density with all rows in one program; they are read into memory."""
         point = jax.ShapeDtypeStruct((self.rows.dim,), self._dtype)
         traced = jax.make_jaxpr(self.rows.log_density)(point)
-        return Density(traced.jaxpr, [jnp.asarray(array) for array in traced.consts])
+        return Density(traced.jaxpr, copy_to_all(self.mesh, [jnp.asarray(array) for array in traced.consts]))
 
     def values(self, z: Float[Array | np.ndarray, "n dim"]) -> Float[np.ndarray, " n"]:
         return self._total("values", _values, z, _POINTS)[0]
@@ -176,6 +180,7 @@ class RowPrograms(Programs):
         z = np.asarray(z, self._dtype)
         blocks = [z[first : first + size] for first in range(0, len(z), size)]
         blocks = [np.concatenate([b, np.repeat(b[-1:], size - len(b), axis=0)]) for b in blocks]
+        blocks = copy_to_all(self.mesh, blocks)
         totals: list[Any] = [None] * len(blocks)
         program = self._compiled(name, function, size)
         for start in range(0, self.rows.count, self._chunk):
@@ -195,7 +200,7 @@ class RowPrograms(Programs):
         if count < self._chunk:
             fill = np.minimum(np.arange(self._chunk), count - 1)
             rows = jax.tree.map(lambda array: array[fill], rows)
-        return jax.tree.map(jnp.asarray, rows), jnp.asarray(weights)
+        return share_rows(self.mesh, jax.tree.map(jnp.asarray, (rows, weights)))
 
     def _compiled(self, name, function, size) -> Callable:
         """The program of a chunk; arrays that the log-likelihood refers to are arguments of it."""
@@ -203,7 +208,7 @@ class RowPrograms(Programs):
             rows, weights = self._padded(0)
             point = jax.ShapeDtypeStruct((self.rows.dim,), self._dtype)
             traced = jax.make_jaxpr(self.rows.log_likelihood)(point, rows)
-            arrays = [jnp.asarray(array) for array in traced.consts]
+            arrays = copy_to_all(self.mesh, [jnp.asarray(array) for array in traced.consts])
 
             def run(arrays, points, rows, weights):
                 likelihood = jaxpr_as_fun(ClosedJaxpr(traced.jaxpr, arrays))
@@ -212,11 +217,11 @@ class RowPrograms(Programs):
                     values = likelihood(z, *jax.tree.leaves(rows))[0]
                     return jnp.sum(jnp.where(weights > 0, values, 0.0))
 
-                return function(total, points)
+                return on_all(self.mesh, function(total, points))
 
-            block = jax.ShapeDtypeStruct((size, self.rows.dim), self._dtype)
+            block = copy_to_all(self.mesh, np.zeros((size, self.rows.dim), self._dtype))
             compiled = jax.jit(run).lower(arrays, block, rows, weights).compile()
-            self._programs[name] = lambda points, rows, weights: compiled(arrays, points, rows, weights)
+            self._programs[name] = lambda *arguments: wait_for(self.mesh, compiled(arrays, *arguments))
         return self._programs[name]
 
 

@@ -144,4 +144,4 @@ def _remainders(rows: Rows, point, steps, data):
 
 def _like(target: Target, density) -> Target:
     functions = dict(constrain=target.constrain, initial=target.initial, unconstrain=target.unconstrain)
-    return Target(density, target.dim, **functions, sites=target.sites, details=target.details)
+    return Target(density, target.dim, **functions, sites=target.sites, details=target.details).on(target.mesh)

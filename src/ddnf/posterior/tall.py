@@ -199,7 +199,9 @@ def _judge(key: PRNGKeyArray, posterior: Posterior, target: Target, few: Target,
     rows = target.rows
     assert rows is not None
     n = int(np.clip(_JUDGED // rows.count, *_DRAWS))
-    z, log_q = (np.asarray(a, float) for a in draw_in_parts(posterior.flow, key, n, base=posterior.base))
+    z, log_q = (
+        np.asarray(a, float) for a in draw_in_parts(posterior.flow, key, n, base=posterior.base, mesh=target.mesh)
+    )
     exact = target.programs.values(z)
     fit = diagnose_sample(Sample(z, log_q, clean(exact - log_q)))
     if posterior.chains is not None:
