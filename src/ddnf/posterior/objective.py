@@ -67,8 +67,14 @@ class Whitening(eqx.Module):
 @lru_cache
 def _identity(dim, ndim, dtype):
     if ndim == 2:
-        return TriangularAffine(jnp.zeros(dim, dtype), jnp.eye(dim, dtype=dtype))
-    return Affine(jnp.zeros(dim, dtype), jnp.ones(dim, dtype))
+        return _made(TriangularAffine, np.zeros(dim, dtype), np.eye(dim, dtype=dtype))
+    return _made(Affine, np.zeros(dim, dtype), np.ones(dim, dtype))
+
+
+@eqx.filter_jit
+def _made(kind, *parameters):
+    # One program, where FlowJAX's constructors compile one for each operation.
+    return kind(*map(jnp.asarray, parameters))
 
 
 def whitening(mean: Float[np.ndarray, " dim"], scale: Float[np.ndarray, "dim dim"], end: End) -> Whitening:
