@@ -55,6 +55,11 @@ class Members(numpyro.primitives.Messenger):
             msg["value"] = self._members
 
 
+def with_all_members(model: Callable, plate: Plate) -> Callable:
+    """The model without a subsample."""
+    return model if plate.is_cut else Members(model, plate.name, jnp.arange(plate.size))
+
+
 def find_plate(
     trace: dict[str, Any], batch: int | dict[str, int] | None, *, is_enumerated: bool = False
 ) -> Plate | None:

@@ -26,11 +26,13 @@ from ddnf.posterior.subsample import Expansion
 
 # Draws that show at first whether more are worth their passes over all rows, and the effective share that they need.
 _FIRST = 64
-_PROMISING = 0.998
-_DRAWS = 1000
-_ROUNDS = 3
+_PROMISING = 0.98
+_DRAWS, _LAST = 1000, 400
+# A Gaussian that is off by d deviations has the effective share exp(-d^2): beyond this one there is no room for the
+# shift of 0.05 deviations that chains would report.
+_EQUAL = 0.9975
 # Rows times draws of a round: more of them take longer than a subsample.
-_MOST = 10**9
+_MOST = 2 * 10**8
 _NO_DRIFT = 0.0, 0.0, 0.0, 0.0, 1.0
 
 
@@ -59,20 +61,18 @@ def near_gaussian(
     is_free = settings.flow is None and settings.regularizer is None and settings.exact != "always"
     if not is_free or settings.end != "full" or rows.count * _DRAWS > _MOST or 10 * dim > _DRAWS:
         return None
-    mean, scale, count, spent = at.point, at.scale, _FIRST, 0
-    for _ in range(_ROUNDS):
+    mean, scale, spent = at.point, at.scale, 0
+    for count in (_FIRST, _DRAWS, _LAST):
         sample = _weighed(rng, target, mean, scale, count)
         diagnosis, spent = diagnose_sample(sample), spent + count
-        is_first, count = count == _FIRST, _DRAWS
-        if not is_first and diagnosis.is_accurate and diagnosis.is_nearly_equal:
+        if count != _FIRST and diagnosis.is_accurate and diagnosis.ess > _EQUAL:
             break
-        if diagnosis.ess < _PROMISING - 0.1 * (not is_first):
+        if diagnosis.ess < _PROMISING:
             return None
-        if not is_first:
-            moments = reweighted(sample, mean, scale)
-            if moments is None:
-                return None
-            mean, scale = moments
+        moments = reweighted(sample, mean, scale) if count == _DRAWS else (mean, scale)
+        if moments is None:
+            return None
+        mean, scale = moments
     else:
         return None
     key, few = settings.check_key, found.search.target
