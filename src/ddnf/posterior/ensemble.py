@@ -109,12 +109,12 @@ class Ensemble:
 
 
 @eqx.filter_jit
-def _values(group: Density, z: Array, most: int) -> Array:
+def _values(group: Density, z: Array | np.ndarray, most: int) -> Array:
     return _over(lambda density, z: jax.vmap(density)(z), group, z, most)
 
 
 @eqx.filter_jit
-def _curvature(group: Density, z: Array, most: int) -> PyTree:
+def _curvature(group: Density, z: Array | np.ndarray, most: int) -> PyTree:
     def one(density, z):
         return *jax.value_and_grad(density)(z), jax.hessian(density)(z)
 

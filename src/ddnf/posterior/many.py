@@ -16,21 +16,20 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import optax
-from flowjax.bijections import AbstractBijection, Chain, Identity
+from flowjax.bijections import AbstractBijection, Chain
 from jaxtyping import Array, Float, PRNGKeyArray
 from tqdm.auto import tqdm
 
 from ddnf.flow.folds import folded_share
 from ddnf.flow.parts import as_exact
 from ddnf.flow.random import generator, normal_log_prob
-from ddnf.posterior.chains import CHAINS, Drift, moments_moved
 from ddnf.posterior.defaults import default_flow, default_learning_rate
 from ddnf.posterior.diagnosis import EVALUATED, KHAT, QUICKLY, Diagnosis, Sample, diagnose_sample
+from ddnf.posterior.drifts import drifts_of
 from ddnf.posterior.ensemble import Ensemble
 from ddnf.posterior.evaluate import LostFitError, clean, draw_in_parts
 from ddnf.posterior.fit import fit_posterior
 from ddnf.posterior.gaussian import reweighted
-from ddnf.posterior.hmc import Kernel, Space, run
 from ddnf.posterior.issues import MISSED, SAME, Evidence, find_issues, gradient_error, probe_points
 from ddnf.posterior.log import Log, Row
 from ddnf.posterior.modes import LARGEST_FULL, Search
@@ -186,6 +185,7 @@ class _Together:
         standard = Normal(np.zeros(self.dim), np.eye(self.dim))
         normals = at_modes = [standard if mode is None else mode for mode in modes]
         best: list[_Fit | None] = [None] * len(modes)
+        fits: list[_Fit] = []
         for _ in range(1 + _REFINEMENTS):
             x = rng.normal(size=(len(normals), QUICKLY, self.dim))
             z = np.stack([normal.mean + draws @ normal.scale.T for draws, normal in zip(x, normals, strict=True)])
@@ -217,7 +217,7 @@ class _Together:
             stacked,
             loss,
             steps=self.steps,
-            optimizer=optax.GradientTransformation(jax.vmap(optimizer.init), _each(optimizer.update)),
+            optimizer=_for_each(optimizer),
             progress=False,
             warn=False,
         )
@@ -240,13 +240,13 @@ class _Together:
         z, log_q = (np.stack([np.asarray(part[k], float) for part in parts]) for k in range(2))
         pieces = [self.ensemble.values(group, z[:, k : k + QUICKLY]) for k in range(0, count, QUICKLY)]
         weights = np.concatenate(pieces, axis=1) - log_q
-        return [Sample(*both, _clean(w)) for *both, w in zip(z, log_q, weights, strict=True)]
+        return [Sample(a, b, _clean(w)) for a, b, w in zip(z, log_q, weights, strict=True)]
 
     def _evidence(self, rng, group: Density, numbers, fits: list[_Fit]) -> list[Evidence]:
         """The checks of each fit."""
         key = jr.fold_in(self.key, 2 * len(self.targets) + numbers[0])
         samples = self._samples(group, key, [fit.flow for fit in fits], EVALUATED)
-        drifts, missed = self._drifts(key, group, samples), self._missed(rng, group, numbers, fits, samples)
+        drifts, missed = drifts_of(key, group, samples), self._missed(rng, group, numbers, fits, samples)
         if self.gradient_error is None:
             target = self.targets[numbers[0]]
             self.gradient_error = gradient_error(key, target, Search(target), samples[0])
@@ -256,23 +256,6 @@ class _Together:
             tails = tail_index(jr.fold_in(self.key, number), self.targets[number])
             diagnosis = diagnose_sample(sample)
             found.append(Evidence(diagnosis, drift, lacking, folded, None, self.gradient_error, tails))
-        return found
-
-    def _drifts(self, key, group: Density, samples: list[Sample]) -> list[Drift]:
-        """Where short chains from the draws of each fit move its moments."""
-        centers, deviations = (np.stack([f(sample.z, axis=0) for sample in samples]) for f in (np.mean, np.std))
-        scales = np.stack([np.linalg.cholesky(_covariance(sample.z)) for sample in samples])
-        starts = np.stack([sample.z[:CHAINS] for sample in samples])
-        u = np.stack([np.linalg.solve(s, (z - c).T).T for s, z, c in zip(scales, starts, centers, strict=True)])
-        dtype, keys = jnp.result_type(float), jr.split(key, len(samples))
-        arrays = (np.asarray(array, dtype) for array in (centers, scales, deviations, u))
-        ran = [np.asarray(array, float) for array in _run_chains(group, keys, *arrays)]
-        *averages, acceptance = ran
-        found = []
-        for i, sample in enumerate(samples):
-            with np.errstate(invalid="ignore"):
-                moments = moments_moved([a[i] for a in averages], sample, centers[i], deviations[i])
-            found.append(Drift(*moments, float(acceptance[i]), sample.z[:0], 0))
         return found
 
     def _missed(self, rng, group: Density, numbers, fits, samples):
@@ -319,42 +302,15 @@ class _SumOfLosses(eqx.Module):
         return jnp.sum(eqx.filter_vmap(one)(self.densities, self.whitenings, flows, keys))
 
 
+def _for_each(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
+    """An optimizer of many fits."""
+    return optax.GradientTransformation(jax.vmap(optimizer.init), _each(optimizer.update))  # pyright: ignore[reportArgumentType]
+
+
 @lru_cache
 def _each(update):
     """The update of an optimizer for each of many fits."""
     return jax.vmap(lambda updates, state, parameters: update(updates, state, parameters))
-
-
-class _Moved(eqx.Module):
-    """A density in coordinates u, z = center + scale u."""
-
-    density: Density
-    center: Float[Array, " dim"]
-    scale: Float[Array, "dim dim"]
-
-    def __call__(self, u: Float[Array, " dim"]) -> Float[Array, ""]:
-        return self.density(self.center + self.scale @ u)
-
-
-@eqx.filter_jit
-def _run_chains(group: Density, keys, centers, scales, deviations, starts):
-    """Means over the transitions of each chain (standardized points, squares, log densities), and acceptance."""
-
-    def one(density, key, center, scale, deviation, u):
-        dim = u.shape[1]
-        space = Space(_Moved(density, center, scale), Identity((dim,)))
-        kernel = Kernel(
-            jnp.ones(dim, u.dtype), jnp.log(jnp.asarray(0.5, u.dtype)), jnp.asarray(3), jnp.zeros((), u.dtype)
-        )
-        tuning, key = jr.split(key)
-        kernel, position, _ = run(space, tuning, kernel, space.at(u), jnp.ones((), u.dtype))
-        _, _, trace = run(space, key, kernel, position, jnp.zeros((), u.dtype))
-        standard = jnp.clip(trace.x @ scale.T / deviation, -4.0, 4.0)
-        log_p = trace.log_weight + normal_log_prob(trace.x)
-        parts = standard, standard**2, log_p
-        return *(jnp.mean(part, axis=0) for part in parts), jnp.mean(trace.acceptance)
-
-    return eqx.filter_vmap(one)(group, keys, centers, scales, deviations, starts)
 
 
 def _clean(log_weights):
@@ -377,10 +333,6 @@ def _whitening(fit: _Fit) -> Whitening:
     """Of a Gaussian."""
     end = fit.flow.bijections[-1]  # pyright: ignore[reportAttributeAccessIssue]
     return Whitening(end.loc, end.triangular)
-
-
-def _covariance(z):
-    return np.atleast_2d(np.cov(z.T)) + 1e-10 * np.diag(z.var(axis=0))
 
 
 def _distances(z, normal: Normal) -> np.ndarray:

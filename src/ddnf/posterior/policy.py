@@ -8,17 +8,17 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ddnf.posterior.chain_stages import polish, try_chains, warm_up
 from ddnf.posterior.issues import find_issues
 from ddnf.posterior.log import Log, Row
+from ddnf.posterior.modes import LARGEST_FULL
 from ddnf.posterior.stages import (
     check,
     enlarge,
     find_modes,
     fit_base,
     join,
-    polish,
     train,
-    try_chains,
     unfold,
     uses_default_flow,
 )
@@ -80,6 +80,8 @@ def _next_training(state: State) -> Decision | str:
         return "no round left"
     name = _round_name(state)
     if _may_try_chains(state):
+        if state.warm is None and state.settings.target.dim <= LARGEST_FULL:
+            return Decision(warm_up, "warm up", "run chains from random starts")
         return Decision(try_chains, "chains", "try chains")
     if state.rounds == 0:
         return Decision(partial(train, name=name), name, "train")
