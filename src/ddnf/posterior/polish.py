@@ -55,7 +55,7 @@ _RUNS = 10
 # Gradient evaluations after which a run that has not converged is the last one.
 _MOST_GRADIENTS = 2_000_000
 # The same for chains through an affine map and a cheap target: what takes so many operations, within a limit.
-_MOST_OPERATIONS = 4e11
+_MOST_OPERATIONS = 6e11
 _MOST_CHEAP = 16_000_000
 _TRIAL_GRADIENTS = 500_000
 # Share of transitions with a proposal from a flow that misses part of the target: more would fill up the chains with
@@ -178,7 +178,9 @@ def run_polish(
         kernel = kernel._replace(log_step=warm.kernel.log_step, length=warm.kernel.length)
     most = _MOST_GRADIENTS
     if is_affine:
-        affordable = _MOST_OPERATIONS / operations(space.log_density, space.flow.shape[0])
+        # Momenta and the affine map take products with some triangles.
+        dim = space.flow.shape[0]
+        affordable = _MOST_OPERATIONS / (operations(space.log_density, dim) + 6 * dim**2)
         most = int(np.clip(affordable, _MOST_GRADIENTS, _MOST_CHEAP))
     lengths: dict[int, float] = {}
     spent, transitions, latest, is_settled = CHAINS * CHUNK, 2 * CHUNK, None, False
@@ -196,7 +198,7 @@ def run_polish(
             lengths[latest.length] = latest.efficiency
             is_best = latest.length == max(lengths, key=lambda length: lengths[length])
             is_met = bool(latest.convergence.rhat.max() < _MET)
-            is_settled = is_met and is_best and not is_tuning and not _is_rough(latest, kernel)
+            is_settled = is_met and (is_settled or (is_best and not is_tuning and not _is_rough(latest, kernel)))
             following = kernel if is_settled else _retuned(kernel, latest, lengths)
             is_apart = latest.convergence.rhat.max() > _APART
             budget = _TRIAL_GRADIENTS if is_trial and is_apart else most
