@@ -24,7 +24,7 @@ import ddnf
 from ddnf.vae import Decoder, Encoder, fit_vae
 
 RESULTS = Path(__file__).parents[1] / "results" / "scaling.json"
-IMAGES, PIXELS, LATENT, WIDTH, EPOCHS = 2000, 784, 40, 500, 12
+IMAGES, PIXELS, LATENT, WIDTH, EPOCHS = 8000, 784, 40, 500, 8
 SIZES = (8, 64, 256, 1000)
 LONGEST = 58  # seconds of a run
 # A network between machines, for the model: seconds per message and bytes per second of each link.

@@ -11,7 +11,7 @@ from ddnf.flow.log_det import Divergence, Exact, LogDet, PrintedTaylor, Taylor, 
 from ddnf.flow.regularizer import geodesic, inverse_consistency, sobolev
 from ddnf.flow.scaling import ScalingField
 from ddnf.flow.solver import euler, midpoint, rk4
-from ddnf.posterior import Posterior, Target, fit_posterior
+from ddnf.posterior import Posterior, Target, fit_posterior, fit_posteriors
 from ddnf.storage.models import load
 from ddnf.system.cache import cache_compilation
 from ddnf.training.processes import initialize
@@ -44,6 +44,7 @@ __all__ = [
     "euler",
     "fit_density",
     "fit_posterior",
+    "fit_posteriors",
     "fit_vae",
     "from_numpyro",
     "from_pymc",

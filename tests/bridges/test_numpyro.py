@@ -421,8 +421,24 @@ def test_a_plate_of_rows_has_the_density_of_the_model(size, batch):
     assert_allclose(tall.programs.gradients(z)[1], whole.programs.gradients(z)[1], atol=1e-10)
     assert tall.constrain and tall.unconstrain
     named = tall.constrain(jnp.asarray(z[0]))
-    assert sorted(named) == ["beta", "scale", "twice"]
+    assert sorted(named) == ["beta", "logits", "scale", "twice"]
     assert_allclose(tall.unconstrain(named), z[0])
+    assert whole.constrain and whole.details and tall.details
+    assert_allclose(named["logits"], whole.constrain(jnp.asarray(z[0]))["logits"])
+    known, wanted = tall.details(), whole.details()
+    assert known.dims == wanted.dims
+    assert_allclose(known.observed["y"], BINARY[1])
+    both = (details.log_likelihood(jnp.asarray(z[0]))["y"] for details in (known, wanted))
+    assert_allclose(*both)
+    draws = {name: np.asarray(values)[None] for name, values in named.items()}
+    assert known.predict(jax.random.key(0), draws)["y"].shape == (1, 50)
+
+
+def test_a_plate_of_very_many_members_has_none_of_them_in_draws(monkeypatch):
+    monkeypatch.setattr("ddnf.bridges.numpyro._MEMBERS", 49)
+    tall = from_numpyro(logistic, *map(jnp.asarray, BINARY), batch=7)
+    assert tall.constrain and tall.details is None
+    assert sorted(tall.constrain(jnp.zeros(3))) == ["beta", "scale", "twice"]
 
 
 def test_arguments_are_cut_for_a_plate_of_fixed_size():

@@ -162,6 +162,7 @@ def test_a_subsample_that_is_not_enough_is_enlarged(monkeypatch):
     monkeypatch.setattr(tall, "SMALLEST", 500)
     monkeypatch.setattr(tall, "_FEWEST", (8, 1))
     monkeypatch.setattr(tall, "rows_needed", lambda *_: (8, None))
+    monkeypatch.setattr(tall, "near_gaussian", lambda *_: None)
     target = ddnf.Target(prior, 3, rows=(X, Y), log_likelihood=likelihood)
     posterior = ddnf.fit_posterior(jr.key(0), target, progress=False)
     judged = [row for row in posterior.log if row.stage == "all rows"]
@@ -170,6 +171,20 @@ def test_a_subsample_that_is_not_enough_is_enlarged(monkeypatch):
     few, all_rows = (np.asarray(p.sample(jr.key(1), 4000)) for p in (posterior, whole))
     assert_allclose((few.mean(axis=0) - all_rows.mean(axis=0)) / all_rows.std(axis=0), 0.0, atol=0.08)
     assert_allclose(few.std(axis=0) / all_rows.std(axis=0), 1.0, atol=0.06)
+
+
+def test_a_nearly_gaussian_posterior_takes_no_subsample(monkeypatch):
+    monkeypatch.setattr(tall, "SMALLEST", 500)
+    posterior = ddnf.fit_posterior(
+        jr.key(0), ddnf.Target(prior, 3, rows=(X, Y), log_likelihood=likelihood), progress=False
+    )
+    assert [row.stage for row in posterior.log] == ["expand", "all rows"] and not posterior.issues
+    values, weights = posterior.importance_sample(jr.key(1), 20_000, weighted=True)
+    mean = np.average(values, axis=0, weights=weights)
+    deviation = np.sqrt(np.average((values - mean) ** 2, axis=0, weights=weights))
+    draws = np.asarray(posterior.sample(jr.key(2), 20_000))
+    assert_allclose((draws.mean(axis=0) - mean) / deviation, 0.0, atol=0.05)
+    assert_allclose(draws.std(axis=0) / deviation, 1.0, atol=0.05)
 
 
 @pytest.mark.parametrize(

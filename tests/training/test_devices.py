@@ -71,6 +71,51 @@ print(json.dumps(found))
 """
 
 
+POSTERIOR = """
+import json
+import jax
+jax.config.update("jax_enable_x64", True)
+import jax.numpy as jnp, jax.random as jr, numpy as np
+from jax.flatten_util import ravel_pytree
+import equinox as eqx
+import ddnf
+from ddnf.posterior.hmc import Kernel, Space, nowhere, run
+from ddnf.training.devices import mesh_of
+
+rng = np.random.default_rng(0)
+x = rng.normal(size=(1001, 3))
+y = (rng.uniform(size=1001) < 1 / (1 + np.exp(-x @ [0.5, -1.0, 0.3]))).astype(float)
+
+def row(z, row):
+    x, y = row
+    return y * (x @ z) - jax.nn.softplus(x @ z)
+
+tall = ddnf.Target(lambda z: -jnp.sum(z**2) / 8, 3, rows=(x, y), log_likelihood=row)
+curved = ddnf.Target(
+    lambda z: -(z[0] ** 2) / 2 - (z[1] - z[0] ** 2 / 2) ** 2 - jnp.mean((jnp.asarray(y) - z[2]) ** 2), 3
+)
+flow = ddnf.DDNF(jr.key(0), 3, blocks=1, steps=2, hidden=(4,))
+kernel = Kernel(jnp.ones(3), jnp.array(-1.0), jnp.array(4))
+options = dict(steps=200, rounds=1, exact="never", progress=False)
+found, points = {}, rng.normal(size=(21, 3)) / 4
+for devices in (None, 1, 2, 4):
+    result = {}
+    for gradient in ("path", "total"):
+        posterior = ddnf.fit_posterior(jr.key(0), curved, flow=flow, gradient=gradient, devices=devices, **options)
+        flat = ravel_pytree(eqx.filter(posterior.flow, eqx.is_inexact_array))[0]
+        result[gradient] = [*posterior.losses.tolist(), *flat.tolist(), posterior.elbo, posterior.ess]
+    there = tall.on(mesh_of(devices)).programs
+    parts = there.values(points), *there.gradients(points), there.hessian(points[0])
+    result["rows"] = np.concatenate([np.ravel(part) for part in parts]).tolist()
+    target = curved.on(mesh_of(devices))
+    space = Space(target.programs.density, flow, None, target.mesh)
+    result["chains"] = np.ravel(run(space, jr.key(1), kernel, nowhere(8, 3), jnp.array(0.1))[2].z).tolist()
+    found[str(devices)] = result
+    assert posterior.target is curved
+print(json.dumps(found))
+"""
+
+
 def on_four_devices(code: str) -> dict:
     environment = os.environ | dict(XLA_FLAGS="--xla_force_host_platform_device_count=4", DDNF_CACHE="off")
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=600)
@@ -83,6 +128,14 @@ def test_draws_and_log_densities_of_several_devices():
     found = on_four_devices(EVALUATE)
     for devices in ("1", "2", "4"):
         np.testing.assert_allclose(found[devices], found["None"], rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.slow
+def test_posteriors_of_several_devices():
+    found = on_four_devices(POSTERIOR)
+    for devices in ("1", "2", "4"):
+        for name, values in found["None"].items():
+            np.testing.assert_allclose(found[devices][name], values, rtol=1e-6, atol=1e-8, err_msg=name)
 
 
 @pytest.mark.slow
@@ -113,11 +166,6 @@ def test_bad_devices_are_one_clear_error(devices, message, as_users_run_it):
     with pytest.raises(ValueError, match=message) as caught:
         run(devices, jnp.ones(8))
     assert "\n" not in str(caught.value)
-
-
-def test_devices_share_data_only(as_users_run_it):
-    with pytest.raises(ValueError, match="Expected data whose rows several devices can share"):
-        run(1, None)
 
 
 def test_devices_share_a_batch_evenly(as_users_run_it):

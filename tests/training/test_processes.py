@@ -116,6 +116,28 @@ def test_a_process_that_does_not_come():
     assert told[0] == "Expected 3 processes; rank 1 did not come within 0.5 seconds."
 
 
+def test_a_process_that_ends_before_all_have_come():
+    port, told, began = free_port(), {}, time.monotonic()
+
+    def first():
+        told[0] = meet(port, 0, timeout=60.0)[0]
+
+    waiting = threading.Thread(target=first)
+    waiting.start()
+    while True:
+        try:
+            link = socket.create_connection(("localhost", port))
+            break
+        except OSError:
+            time.sleep(0.01)
+    link.sendall(b"1 3\n")
+    time.sleep(0.1)
+    link.close()
+    waiting.join()
+    assert told[0] == "Expected each rank from 0 to 2 once; rank 1 has ended before all have come."
+    assert time.monotonic() - began < 30
+
+
 def test_a_coordinator_that_does_not_answer():
     port = free_port()
     expected = f"Expected a coordinator at localhost:{port}; none answered within 0.5 seconds."

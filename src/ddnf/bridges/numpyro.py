@@ -11,7 +11,7 @@ from flowjax.bijections import AbstractBijection, Affine, Chain, TriangularAffin
 from flowjax.distributions import StandardNormal, Transformed
 from jax.flatten_util import ravel_pytree
 
-from ddnf.bridges.numpyro_rows import TRACING, PlateRows, find_plate
+from ddnf.bridges.numpyro_rows import TRACING, PlateRows, find_plate, with_all_members
 from ddnf.flow.bijection import DDNF
 from ddnf.posterior.defaults import default_flow
 from ddnf.posterior.sites import Site
@@ -23,6 +23,9 @@ glue = require("flowjax.experimental.numpyro", "numpyro")
 handlers, infer, util = numpyro.handlers, numpyro.infer, numpyro.infer.util
 transforms = numpyro.distributions.transforms
 
+# Members of a plate of rows up to which draws have a value for each.
+_MEMBERS = 100_000
+
 
 def from_numpyro(model: Callable, *args: Any, batch: int | dict[str, int] | None = None, **kwargs: Any) -> Target:
     """The posterior of a NumPyro model, given the arguments of the model.
@@ -32,8 +35,9 @@ def from_numpyro(model: Callable, *args: Any, batch: int | dict[str, int] | None
     in several threads: tracing is serialized.
 
     Members of a large plate around observed sites are rows: a fit sees some of them in training, and all of them, in
-    chunks, where it looks for the mode and judges the result (`Target(rows=...)`). Deterministic sites in that plate
-    are left out of the draws.
+    chunks, where it looks for the mode and judges the result (`Target(rows=...)`). Of a plate with more than 100,000
+    members, draws have no deterministic sites and `to_arviz` has no data, likelihoods and predictions: these have a
+    value for each draw and member.
 
     Args:
         model: a function with NumPyro's primitives. Discrete sites that NumPyro can enumerate are summed out, which
@@ -72,7 +76,8 @@ def from_numpyro(model: Callable, *args: Any, batch: int | dict[str, int] | None
     shapes = _shapes(prototype, faults)
     plate = find_plate(traces[0], batch, is_enumerated=bool(discrete))
     flat, unravel = ravel_pytree(jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes))
-    seeded = handlers.seed(model, jr.key(0))
+    whole = model if plate is None else with_all_members(model, plate)
+    seeded = handlers.seed(whole, jr.key(0))
     summed = handlers.seed(discrete.pop("model"), jr.key(0)) if discrete else seeded
 
     def point(z):
@@ -100,14 +105,16 @@ def from_numpyro(model: Callable, *args: Any, batch: int | dict[str, int] | None
 
     def details():
         with TRACING:
-            return _details(model, args, kwargs, constrain)
+            return _details(whole, args, kwargs, constrain)
 
     functions: dict[str, Any] = dict(unconstrain=unconstrain, sites=sites)
     if plate is not None:
         tall = PlateRows(model, plate, args, kwargs, point)
         rows = tall.rows(int(flat.size), log_density if plate.is_cut else None)
-        if rows is not None:
+        if rows is not None and plate.size > _MEMBERS:
             return Target(rows.log_prior, rows.dim, rows=rows, constrain=tall.constrain, **functions)
+        if rows is not None:
+            return Target(rows.log_prior, rows.dim, rows=rows, constrain=constrain, **functions, details=details)
     return Target(log_density, int(flat.size), constrain=constrain, **functions, details=None if discrete else details)
 
 

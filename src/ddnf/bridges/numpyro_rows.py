@@ -8,11 +8,13 @@ from collections.abc import Callable
 from threading import RLock
 from typing import Any, NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 
+from ddnf.posterior.programs import Programs
 from ddnf.posterior.rows import CHUNK, RowPrograms, Rows
 from ddnf.posterior.tall import SMALLEST
 from ddnf.system.optional import require
@@ -51,6 +53,11 @@ class Members(numpyro.primitives.Messenger):
         if msg["type"] == "plate" and msg["name"] == self._plate:
             msg["args"] = (msg["args"][0], len(self._members))
             msg["value"] = self._members
+
+
+def with_all_members(model: Callable, plate: Plate) -> Callable:
+    """The model without a subsample."""
+    return model if plate.is_cut else Members(model, plate.name, jnp.arange(plate.size))
 
 
 def find_plate(
@@ -207,7 +214,8 @@ def _compare(rows: Rows, log_density: Callable) -> None:
     """Raises unless the rows and the prior make up the density of the model, at two points."""
     points = np.random.default_rng(0).uniform(-0.5, 0.5, (2, rows.dim)).astype(jnp.result_type(float))
     halves = RowPrograms(rows, min(CHUNK, -(-rows.count // 2)))
-    found, wanted = halves.values(points), np.array([float(log_density(z)) for z in points])
+    whole = Programs(log_density, rows.dim).density
+    found, wanted = halves.values(points), np.array([float(eqx.filter_jit(whole)(z)) for z in points])
     tolerance = 1e-3 if jnp.result_type(float) == jnp.float32 else 1e-8
     if not np.allclose(found, wanted, rtol=tolerance, equal_nan=True):
         raise ValueError(

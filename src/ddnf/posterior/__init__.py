@@ -10,6 +10,7 @@ from ddnf.posterior.fit import fit_posterior
 from ddnf.posterior.importance import effective_share, psis
 from ddnf.posterior.issues import Evidence, find_issues, gather_evidence
 from ddnf.posterior.log import Log
+from ddnf.posterior.many import fit_posteriors
 from ddnf.posterior.objective import End, ReverseKL, best_gradient
 from ddnf.posterior.polish import Chains
 from ddnf.posterior.result import Posterior
@@ -38,6 +39,7 @@ __all__ = [
     "effective_share",
     "find_issues",
     "fit_posterior",
+    "fit_posteriors",
     "gather_evidence",
     "log_density",
     "log_prob",

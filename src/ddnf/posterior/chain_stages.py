@@ -25,7 +25,7 @@ def polish(state: State, *, is_trial: bool = False, warm: Warm | None = None) ->
     """Markov chains through the flow of the best candidate; checks of an earlier result are void."""
     s, best = state.settings, state.best
     key = jr.fold_in(s.check_key, 1000 + len(state.polished) + 10 * state.joined)
-    space = Space(s.target.programs.density, best.flow, best.base)
+    space = Space(s.target.programs.density, best.flow, best.base, s.target.mesh)
     is_base = best.stage == "base"
     chains = run_polish(
         key,
@@ -78,7 +78,7 @@ def warm_up(state: State) -> State:
     s, dim = state.settings, state.settings.target.dim
     points = best_starts(s.check_key, s.target, CHAINS)
     plain = whitening(np.zeros(dim), np.eye(dim), s.end)
-    space = Space(s.target.programs.density, merged_flow(Chain([plain.end()]), plain))
+    space = Space(s.target.programs.density, merged_flow(Chain([plain.end()]), plain), mesh=s.target.mesh)
     warm = run_warm_up(jr.fold_in(s.check_key, 2000), space, points)
     state = dataclasses.replace(state, warm=warm, gradients=state.gradients + warm.gradients)
     # Chains that are far apart would stay so.

@@ -104,7 +104,7 @@ def run_chains(key: PRNGKeyArray, target: Target, sample: Sample, points: Float[
     starts = _starts(rng, z, points, center, deviation)
     with np.errstate(invalid="ignore", over="ignore"):  # log densities of -inf
         walk, averages, acceptance = _run(rng, coordinates, starts, deviation)
-        moments = _drift(averages, sample, center, deviation)
+        moments = moments_moved(averages, sample, center, deviation)
     evaluations = (WARMUP + TRANSITIONS) * _LEAPFROGS * len(starts)
     return Drift(*moments, acceptance, coordinates.to_z(walk.u)[CHAINS:], evaluations)
 
@@ -164,7 +164,7 @@ def _starts(rng, z, points, center, deviation):
     return np.concatenate([z[:CHAINS], points, far[len(points) :]])
 
 
-def _drift(averages, sample: Sample, center, deviation) -> tuple[float, float, float, float]:
+def moments_moved(averages, sample: Sample, center, deviation) -> tuple[float, float, float, float]:
     standard = np.clip((sample.z - center) / deviation, -_CLIP, _CLIP)
     count = len(sample.z) if sample.effective is None else min(sample.effective, len(sample.z))
     mean, mean_error = _compared(averages[0], standard, count)

@@ -80,7 +80,7 @@ def evaluate(
     key: PRNGKeyArray, flow: AbstractBijection, target: Target, *, base: Base | None = None, n: int = EVALUATED
 ) -> Sample:
     """Draws points of a fit and weighs them by the target."""
-    z, log_q = (np.asarray(array, float) for array in draw_in_parts(flow, key, n, base=base))
+    z, log_q = (np.asarray(array, float) for array in draw_in_parts(flow, key, n, base=base, mesh=target.mesh))
     return Sample(z, log_q, clean(target.programs.values(z) - log_q))
 
 

@@ -16,7 +16,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from ddnf.flow import batch
 from ddnf.flow.random import normal_log_prob, normals
 from ddnf.system.compiling import quick_jit
-from ddnf.training.devices import shared_rows
+from ddnf.training.devices import on_all, shared_rows
 
 _BATCH = 500
 _DRAWN = 2000
@@ -70,7 +70,7 @@ def draw_in_parts(
 def _draw(flow, base, key, n, mesh):
     x, log_base = draw_base(base, key, n, flow.shape)
     z, log_det = batch.transform_and_log_det(flow, shared_rows(mesh, x))
-    return z, log_base - log_det
+    return on_all(mesh, (z, log_base - log_det))
 
 
 def draw_base(base: Base | None, key: PRNGKeyArray, n: int, shape: tuple[int, ...]) -> tuple[Array, Array]:

@@ -1,5 +1,6 @@
 """Posteriors in one call: a flow fitted to a density known up to a constant."""
 
+import dataclasses
 import warnings
 from collections.abc import Callable
 from os import PathLike
@@ -23,6 +24,7 @@ from ddnf.posterior.state import Exact, Settings, State
 from ddnf.posterior.tall import fit_tall, is_tall
 from ddnf.posterior.target import Target
 from ddnf.system.checks import check_count, check_key
+from ddnf.training.devices import Devices, check_batch, gather, mesh_of
 
 
 def fit_posterior(
@@ -41,16 +43,17 @@ def fit_posterior(
     regularizer: Callable[[AbstractBijection, Array], Array] | None = None,
     checkpoint: str | PathLike | None = None,
     exact: Exact = "auto",
+    devices: Devices = None,
     progress: bool = True,
 ) -> Posterior:
     """Fits a flow to a target by minimizing KL(q|p): variational inference without tuning, made exact where needed.
 
     A search for modes gives a Gaussian, which standardizes the target. From 25 dimensions on, Markov chains from random
     starts are tried next, and returned if they converge. A flow, close to the identity at first, and an affine map
-    after it are trained on their own draws. Where importance weights show that it is nearly good enough,
-    training goes on from where it is, for at most `rounds` rounds; it starts again with a smaller learning rate if the
-    flow folds or has become worse than the Gaussian. Where it is not good enough, Markov chains through the best flow
-    correct it, and a larger flow is trained if they do not converge. `posterior.log` shows what was done.
+    after it are trained on their own draws. Where importance weights show that it is nearly good enough, training goes
+    on from where it is, for at most `rounds` rounds; it starts again with a smaller learning rate if the flow folds or
+    has become worse than the Gaussian. Where it is not good enough, Markov chains through the best flow correct it, and
+    a larger flow is trained if they do not converge. `posterior.log` shows what was done.
 
     Args:
         key: random key.
@@ -73,6 +76,8 @@ def fit_posterior(
         checkpoint: folder to resume an interrupted run from.
         exact: whether draws come from Markov chains through the flow: "auto" where the diagnosis of the flow is not
             good, "always", or "never". See `Posterior.polish`.
+        devices: that share draws, chains, and the rows of a `Target` with rows: "all", a number of them, or a mesh with
+            one axis; training is that of one device up to rounding. None for JAX's default device.
         progress: whether to show progress bars.
 
     Warns if the result cannot be trusted, and says what to do. Independent diagnoses must agree: importance weights of
@@ -96,13 +101,23 @@ def fit_posterior(
     end = resolve_end(end, target.dim)
     rest = end, gradient, temper, regularizer, checkpoint, exact, progress
     rate = default_learning_rate(target.dim) if learning_rate is None else learning_rate
-    settings = Settings(target, flow, steps, batch, rate, rounds, searches, *rest, *jr.split(key, 4))
+    mesh = mesh_of(devices)
+    check_batch(mesh, batch)
+    settings = Settings(target.on(mesh), flow, steps, batch, rate, rounds, searches, *rest, *jr.split(key, 4))
     # Threads of LAPACK do not help matrices of this size, and wait for each other where cores are shared.
     with threadpool_limits(1, user_api="blas"):
         posterior = fit_tall(settings, _run, _posterior) if is_tall(settings) else _posterior(_run(settings))
     for issue in posterior.issues:
         warnings.warn(issue, RuntimeWarning, stacklevel=2)
-    return posterior
+    return _on_one_device(posterior, target)
+
+
+def _on_one_device(posterior: Posterior, target: Target) -> Posterior:
+    """The posterior as a fit by one device leaves it: chains may go on there."""
+    mesh, chains = None if posterior.target is None else posterior.target.mesh, posterior.chains
+    if chains is not None:
+        chains = dataclasses.replace(chains, kernel=gather(mesh, chains.kernel), position=gather(mesh, chains.position))
+    return dataclasses.replace(posterior, target=target, chains=chains)
 
 
 def _run(settings: Settings, modes: tuple[Gaussian, ...] = ()) -> State:

@@ -1,8 +1,10 @@
-"""The Gaussian of smallest KL(q|p): better than that of the curvature at the mode wherever a posterior is skewed."""
+"""Gaussians that are better than that of the curvature at the mode, wherever a posterior is skewed."""
 
 import numpy as np
 from jaxtyping import Float
 
+from ddnf.posterior.diagnosis import Sample
+from ddnf.posterior.importance import psis
 from ddnf.posterior.programs import Programs
 
 _DRAWS = 512
@@ -50,3 +52,26 @@ def best_gaussian(
             best = mean, scale, elbo
             break
     return best
+
+
+def reweighted(
+    sample: Sample, mean: Float[np.ndarray, " dim"], scale: Float[np.ndarray, "dim dim"]
+) -> tuple[Float[np.ndarray, " dim"], Float[np.ndarray, "dim dim"]] | None:
+    """Mean and triangular scale of a Gaussian, moved by what weights change of the moments of its own draws.
+
+    The change is known better than the moments themselves: the noise of the draws cancels.
+
+    Example:
+        >>> z = np.random.default_rng(0).normal(size=(5000, 1))
+        >>> sample = Sample(z, -z[:, 0] ** 2 / 2, -((z[:, 0] - 0.1) ** 2) / 2 + z[:, 0] ** 2 / 2)
+        >>> mean, scale = reweighted(sample, np.zeros(1), np.eye(1))
+        >>> mean.round(2).tolist(), scale.round(2).tolist()
+        ([0.1], [[1.0]])
+    """
+    x = np.linalg.solve(scale, (sample.z - mean).T).T
+    weights = np.exp(psis(sample.log_weights).log_weights)
+    change = np.atleast_2d(np.cov(x.T, aweights=weights)) - np.atleast_2d(np.cov(x.T))
+    try:
+        return mean + scale @ (weights @ x - x.mean(axis=0)), scale @ np.linalg.cholesky(np.eye(len(mean)) + change)
+    except np.linalg.LinAlgError:
+        return None

@@ -14,11 +14,13 @@ import jax.random as jr
 import numpy as np
 from flowjax.bijections import AbstractBijection
 from jax import lax
+from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from ddnf.flow import batch
 from ddnf.flow.random import normal_log_prob, normals
 from ddnf.posterior.evaluate import Base, draw_base
+from ddnf.training.devices import on_all, shared_map, shared_rows
 
 # Transitions of one compiled program.
 CHUNK = 25
@@ -76,20 +78,22 @@ class Trace(NamedTuple):
 
 
 class Space(eqx.Module):
-    """A target seen through a flow; the base of the flow is the standard normal if it is None."""
+    """A target seen through a flow; the base of the flow is the standard normal if it is None. Devices share points."""
 
     log_density: Any
     flow: AbstractBijection
     base: Base | None = None
+    mesh: Mesh | None = eqx.field(static=True, default=None)
 
     def at(self, x: Float[Array, "n dim"]) -> Position:
         """The target at many points of the base's space."""
 
         def total(x):
             z, log_det = batch.transform_and_log_det(self.flow, x)
-            log_p = jax.vmap(self.log_density)(z) + log_det
+            log_p = shared_map(self.mesh, lambda density, z: jax.vmap(density)(z), self.log_density, z) + log_det
             return jnp.sum(log_p), (z, log_p)
 
+        x = shared_rows(self.mesh, x)
         (_, (z, log_p)), slope = jax.value_and_grad(total, has_aux=True)(x)
         is_known = jnp.isfinite(log_p) & jnp.isfinite(z).all(axis=1)
         log_p = jnp.where(is_known, log_p, -jnp.inf)
@@ -158,7 +162,7 @@ def run(
         return (kernel, position), trace
 
     (kernel, position), trace = lax.scan(transition, (kernel, position), jnp.arange(CHUNK))
-    return kernel, position, trace
+    return on_all(space.mesh, (kernel, position, trace))
 
 
 def _transition(space: Space, key, kernel: Kernel, before: Position):

@@ -24,7 +24,7 @@ _PROBES = 12
 _OUTLIERS = 4000
 _FEW = 10
 # Squared distance, in deviations, below which two modes are the same.
-_SAME = 0.1
+SAME = 0.1
 # Climbs from points of large weight, to modes that a fit may lack.
 _CLIMBS = 6
 _SHIFT = 0.05
@@ -90,7 +90,7 @@ def gather_evidence(
         tuple(one for one in missed if one.least > MISSED),
         folded_share(flow, probes),
         _still_falling(losses),
-        _gradient_error(key, target, search, sample),
+        gradient_error(key, target, search, sample),
         tail_index(key, target),
     )
 
@@ -186,7 +186,7 @@ def missed_above(
     known = [Normal(mode.mean, mode.scale) for mode in modes]
     found = _with_modes_above(search, _heaviest(points, log_weights), known)[len(known) :]
     # Gaussians that are known may be off their mode, as in a funnel: it is not another one.
-    found = [normal for normal in found if all(_distance(mode.mode, normal) >= _SAME for mode in modes)]
+    found = [normal for normal in found if all(_distance(mode.mode, normal) >= SAME for mode in modes)]
     missed = missed_mass(key, search.target, sample, found)
     return tuple(one for one in missed if one.least > MISSED)
 
@@ -251,7 +251,7 @@ def _with_modes_above(search: Search, starts, known: list[Normal]) -> list[Norma
     found = list(known)
     for start in starts:
         mode = search.mode_from(start)
-        if mode is None or any(_distance(mode, normal) < _SAME for normal in found):
+        if mode is None or any(_distance(mode, normal) < SAME for normal in found):
             continue
         if (normal := search.laplace(mode)) is not None:
             found.append(Normal(*normal))
@@ -274,7 +274,7 @@ def _normal_of(points) -> Normal | None:
         return None
 
 
-def _gradient_error(key, target, search: Search, sample: Sample, count: int = 16) -> float:
+def gradient_error(key, target, search: Search, sample: Sample, count: int = 16) -> float:
     """The median relative error of directional derivatives at draws of the fit, against central differences."""
     rng = generator(key)
     z = sample.z[np.isfinite(sample.log_weights)][:count]

@@ -12,12 +12,14 @@ import numpy as np
 import paramax
 from flowjax.bijections import AbstractBijection, Affine, Chain, TriangularAffine
 from jax import lax
+from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from ddnf.flow import batch
 from ddnf.flow.log_det import Exact, has_probes, with_key
 from ddnf.flow.parts import ddnf_parts
 from ddnf.posterior.evaluate import Base, draw_base
+from ddnf.training.devices import shared_map, shared_rows
 from ddnf.training.loop import Draw
 
 End = Literal["full", "diagonal"]
@@ -65,8 +67,14 @@ class Whitening(eqx.Module):
 @lru_cache
 def _identity(dim, ndim, dtype):
     if ndim == 2:
-        return TriangularAffine(jnp.zeros(dim, dtype), jnp.eye(dim, dtype=dtype))
-    return Affine(jnp.zeros(dim, dtype), jnp.ones(dim, dtype))
+        return _made(TriangularAffine, np.zeros(dim, dtype), np.eye(dim, dtype=dtype))
+    return _made(Affine, np.zeros(dim, dtype), np.ones(dim, dtype))
+
+
+@eqx.filter_jit
+def _made(kind, *parameters):
+    # One program, where FlowJAX's constructors compile one for each operation.
+    return kind(*map(jnp.asarray, parameters))
 
 
 def whitening(mean: Float[np.ndarray, " dim"], scale: Float[np.ndarray, "dim dim"], end: End) -> Whitening:
@@ -113,6 +121,7 @@ class PathGradient(eqx.Module):
     temper: Int[Array, ""]
     spread: Float[Array, ""]
     base: Base | None = None
+    mesh: Mesh | None = eqx.field(static=True, default=None)
 
     def rows(self, dim: int) -> tuple[Asked, Any, Any]:
         """Shapes of what is asked and of the answers."""
@@ -130,6 +139,7 @@ class PathGradient(eqx.Module):
             score = -x
         else:
             score = jax.vmap(jax.grad(self.base.log_prob))(x)
+        x, score = shared_rows(self.mesh, x), shared_rows(self.mesh, score)
         u, log_det, score = batch.transform_with_score(_frozen(flow), x, score)
         return Asked(u if self.whitening is None else jax.vmap(self.whitening)(u), x, log_q - log_det, score)
 
@@ -151,6 +161,8 @@ class PathGradient(eqx.Module):
 class ReverseKL(eqx.Module):
     """The loss of a step: E_q[log q - log p] over `batch` draws, which is KL(q|p) minus log Z of the target.
 
+    The devices of a mesh share the draws.
+
     One program with the target in it. With ``gradient="path"`` it is that of `PathGradient`, with "total" the plain
     reparameterization gradient.
     """
@@ -163,16 +175,17 @@ class ReverseKL(eqx.Module):
     temper: int = eqx.field(static=True)
     spread: Float[Array, ""]
     base: Base | None = None
+    mesh: Mesh | None = eqx.field(static=True, default=None)
 
     def __call__(self, flow: AbstractBijection, draw: Draw) -> Float[Array, ""]:
         if self.gradient == "path":
             path = self.path
             asked = path.ask(flow, draw.key)
-            answer = jax.vmap(jax.value_and_grad(self.log_density))(asked.z)
+            answer = shared_map(self.mesh, lambda p, z: jax.vmap(jax.value_and_grad(p))(z), self.log_density, asked.z)
             return path(flow, draw._replace(rows=lax.stop_gradient((asked, *answer))))
         x, log_q = draw_base(self.base, draw.key, self.batch, flow.shape)
-        u, log_det = self._moved(flow, x, jr.fold_in(draw.key, 1))
-        log_p = jax.vmap(self._whitened)(u)
+        u, log_det = self._moved(flow, shared_rows(self.mesh, x), jr.fold_in(draw.key, 1))
+        log_p = shared_map(self.mesh, lambda loss, u: jax.vmap(loss._whitened)(u), self, u)
         value = jnp.mean(log_q - log_det - log_p)
         surrogate = jnp.mean(-log_det - _warmth(draw.step, self.temper) * log_p)
         surrogate = surrogate + _penalty(self.regularizer, flow, x, self.whitening)
@@ -182,7 +195,7 @@ class ReverseKL(eqx.Module):
     def path(self) -> PathGradient:
         """The same loss without the target in it."""
         temper = jnp.asarray(self.temper)
-        return PathGradient(self.whitening, self.regularizer, self.batch, temper, self.spread, self.base)
+        return PathGradient(self.whitening, self.regularizer, self.batch, temper, self.spread, self.base, self.mesh)
 
     def _moved(self, flow, x, key):
         if not has_probes(flow):

@@ -9,6 +9,7 @@ shape share them, whatever their data.
 import hashlib
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import partial
 from threading import Lock
 from typing import Any
 
@@ -18,14 +19,17 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+from jax.sharding import Mesh
 from jaxtyping import Array, Float, PyTree
+
+from ddnf.training.devices import copy_to_all, on_all, share_rows, shared_map, wait_for
 
 # Points of one call, for values and for gradients: the same program for every number of points.
 _VALUES = 500
 _GRADIENTS = 32
 _KEPT = 64
 # Rows of data times points that are computed at once: intermediate results of more would not fit into memory.
-_LARGEST = 2**24
+LARGEST = 2**24
 
 
 class Density(eqx.Module):
@@ -39,7 +43,7 @@ class Density(eqx.Module):
 
 
 class Programs:
-    """Values, gradients and Hessians of a log density at NumPy or JAX points.
+    """Values, gradients and Hessians of a log density at NumPy or JAX points; the devices of a mesh share the points.
 
     Example:
         >>> programs = Programs(lambda z: -jnp.sum(z**2) / 2, 2)
@@ -49,21 +53,24 @@ class Programs:
         ([-1.0, -1.0], [[-1.0, -0.0], [-0.0, -1.0]])
     """
 
-    def __init__(self, log_density: Callable[[Array], Array], dim: int):
+    def __init__(self, log_density: Callable[[Array], Array], dim: int, mesh: Mesh | None = None):
         self._dtype = jnp.result_type(float)
         traced = jax.make_jaxpr(log_density)(jax.ShapeDtypeStruct((dim,), self._dtype))
-        self.density = Density(traced.jaxpr, [jnp.asarray(array) for array in traced.consts])
+        self.mesh, arrays = mesh, [jnp.asarray(array) for array in traced.consts]
+        self.density = Density(traced.jaxpr, copy_to_all(mesh, arrays))
         self._programs: dict[str, Callable] = {}
 
     def values(self, z: Float[Array | np.ndarray, "n dim"]) -> Float[np.ndarray, " n"]:
         """The log density at many points."""
-        return in_parts(self._program("values", _values, (_VALUES,)), self._points(z), _VALUES)[0]
+        size = self._size(_VALUES)
+        return in_parts(self._program("values", _values, (size,)), self._points(z), size)[0]
 
     def gradients(
         self, z: Float[Array | np.ndarray, "n dim"]
     ) -> tuple[Float[np.ndarray, " n"], Float[np.ndarray, "n dim"]]:
         """The log density and its gradient at many points."""
-        values, gradients = in_parts(self.batch_gradients(_GRADIENTS), self._points(z), _GRADIENTS)
+        size = self._size(_GRADIENTS)
+        values, gradients = in_parts(self.batch_gradients(size), self._points(z), size)
         return values, gradients
 
     def batch_gradients(self, size: int) -> Callable[[Array], tuple[Array, Array]]:
@@ -82,14 +89,23 @@ class Programs:
         # NumPy arrays enter compiled functions in half the time that JAX's own conversion takes.
         return np.asarray(z, self._dtype)
 
+    def _size(self, least: int) -> int:
+        """A number of points that the devices can share evenly."""
+        devices = 1 if self.mesh is None else self.mesh.size
+        return -(-least // devices) * devices
+
     def _program(self, name: str, function: Callable, batch: tuple[int, ...]) -> Callable:
         if name not in self._programs:
-            jaxpr, arrays = self.density.jaxpr, self.density.arrays
+            jaxpr, arrays, mesh = self.density.jaxpr, self.density.arrays, self.mesh
             (dim,) = jaxpr.invars[0].aval.shape
-            point = jax.ShapeDtypeStruct((*batch, dim), self._dtype)
-            most = max(1, _LARGEST // max((max(array.shape, default=1) for array in arrays), default=1))
-            compiled = _compiled(lambda arrays, z: function(Density(jaxpr, arrays), z, most), arrays, point)
-            self._programs[name] = lambda z: compiled(arrays, z)
+            place = partial(share_rows if batch else copy_to_all, mesh)
+            most = max(1, LARGEST // max((max(array.shape, default=1) for array in arrays), default=1))
+
+            def run(arrays, z):
+                return on_all(mesh, function(Density(jaxpr, arrays), z, most, mesh))
+
+            compiled = compile_once(run, arrays, place(np.zeros((*batch, dim), self._dtype)), mesh=mesh)
+            self._programs[name] = lambda z: wait_for(mesh, compiled(arrays, place(z)))
         return self._programs[name]
 
 
@@ -106,27 +122,27 @@ def compile_map(function: Callable, points: PyTree) -> Callable[[PyTree], PyTree
     def run(arrays, points):
         return jaxpr_as_fun(ClosedJaxpr(traced.jaxpr, arrays))(*jax.tree.leaves(points))
 
-    compiled = _compiled(run, arrays, points)
+    compiled = compile_once(run, arrays, points)
     return lambda points: jax.tree.unflatten(structure, compiled(arrays, points))
 
 
-def _values(density, z, most):
-    return (_map(density, z, most),)
+def _values(density, z, most, mesh):
+    return (shared_map(mesh, lambda density, z: _map(density, z, most), density, z),)
 
 
-def _gradients(density, z, most):
-    return _map(jax.value_and_grad(density), z, most)
+def _gradients(density, z, most, mesh):
+    return shared_map(mesh, lambda density, z: _map(jax.value_and_grad(density), z, most), density, z)
 
 
 def _map(function, z, most):
     return jax.vmap(function)(z) if most >= len(z) else lax.map(function, z, batch_size=most)
 
 
-def _gradient(density, z, _):
+def _gradient(density, z, *_):
     return jax.value_and_grad(density)(z)
 
 
-def _hessian(density, z, _):
+def _hessian(density, z, *_):
     return jax.hessian(density)(z)
 
 
@@ -134,10 +150,11 @@ _PROGRAMS: OrderedDict[bytes, Callable] = OrderedDict()
 _LOCK = Lock()
 
 
-def _compiled(function: Callable, *arguments) -> Callable:
-    """A compiled function; the same one for all functions that are lowered to the same text."""
+def compile_once(function: Callable, *arguments, mesh: Mesh | None = None) -> Callable:
+    """A compiled function; the same one for all functions that are lowered to the same text, for the same devices."""
     lowered = jax.jit(function, keep_unused=True).lower(*arguments)
-    name = hashlib.sha256(lowered.as_text().encode()).digest()
+    devices = "" if mesh is None else str([device.id for device in mesh.devices.flat])
+    name = hashlib.sha256((lowered.as_text() + devices).encode()).digest()
     with _LOCK:
         if name in _PROGRAMS:
             _PROGRAMS.move_to_end(name)

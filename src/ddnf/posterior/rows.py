@@ -13,9 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int, PyTree
 
-from ddnf.posterior.programs import Density, Programs, in_parts
+from ddnf.posterior.programs import Density, Programs, compile_once
+from ddnf.training.devices import copy_to_all, on_all, share_rows, wait_for
 
 # Rows and points that are computed at once.
 CHUNK = 8192
@@ -33,6 +35,8 @@ class Rows:
         data: arrays with a common leading axis, one entry per row, in any pytree; NumPy memory maps stay on disk.
         dim: dimension of a point.
         least: smallest number of rows that stands for all of them in training; None for the default.
+        weight: how many rows each stands for.
+        chunk: rows that are computed at once; None for the default.
 
     Example:
         >>> rows = Rows(lambda z: -jnp.sum(z**2) / 2, lambda z, y: -((y - z[0]) ** 2) / 2, np.arange(3.0), 1)
@@ -47,9 +51,11 @@ class Rows:
         data: PyTree,
         dim: int,
         least: int | None = None,
+        weight: float = 1.0,
+        chunk: int | None = None,
     ):
         self.log_prior, self.log_likelihood, self.data = log_prior, log_likelihood, data
-        self.dim, self.least = dim, least
+        self.dim, self.least, self.weight, self.chunk = dim, least, weight, chunk
         self.count = _count(data)
         self._check()
 
@@ -63,9 +69,16 @@ class Rows:
         back = np.argsort(order, kind="stable")
         return jax.tree.map(lambda array: _native(np.asarray(array[indices[order]])[back]), self.data)
 
+    def some(self, indices: Int[np.ndarray, " k"]) -> "Rows":
+        """Some of the rows, which stand for all of them; they share the programs of all."""
+        chunk = min(CHUNK if self.chunk is None else self.chunk, self.count)
+        functions, weight = (self.log_prior, self.log_likelihood), self.weight * self.count / len(indices)
+        return Rows(*functions, self.take(indices), self.dim, self.least, weight, chunk)
+
     def log_density(self, z: Float[Array, " dim"]) -> Float[Array, ""]:
         """The log density with all rows, as a function that JAX can trace."""
-        return self.log_prior(z) + sum_in_chunks(self.log_likelihood, z, jax.tree.map(jnp.asarray, self.data))
+        total = sum_in_chunks(self.log_likelihood, z, jax.tree.map(jnp.asarray, self.data))
+        return self.log_prior(z) + self.weight * total
 
     def _check(self):
         point = jax.ShapeDtypeStruct((self.dim,), jnp.result_type(float))
@@ -122,6 +135,8 @@ def sum_in_chunks(
 class RowPrograms(Programs):
     """As `Programs`, for a density with rows: each call passes over all rows once, `chunk` of them at a time.
 
+    The devices of a mesh share the rows of a chunk.
+
     Example:
         >>> rows = Rows(lambda z: -jnp.sum(z**2) / 2, lambda z, y: -((y - z[0]) ** 2) / 2, np.ones(3), 1)
         >>> programs = RowPrograms(rows)
@@ -129,18 +144,18 @@ class RowPrograms(Programs):
         ([-1.5, -1.5], [[-4.0]])
     """
 
-    def __init__(self, rows: Rows, chunk: int | None = None):
-        self.rows = rows
+    def __init__(self, rows: Rows, chunk: int | None = None, mesh: Mesh | None = None):
+        self.rows, self.mesh = rows, mesh
         self._dtype = jnp.result_type(float)
-        self._programs = {}
-        self._chunk = min(CHUNK if chunk is None else chunk, rows.count)
+        self._programs, self._only = {}, None
+        self._chunk = self._size(rows.chunk or min(CHUNK if chunk is None else chunk, rows.count))
 
     @cached_property
     def density(self) -> Density:
         """The density with all rows in one program; they are read into memory."""
         point = jax.ShapeDtypeStruct((self.rows.dim,), self._dtype)
         traced = jax.make_jaxpr(self.rows.log_density)(point)
-        return Density(traced.jaxpr, [jnp.asarray(array) for array in traced.consts])
+        return Density(traced.jaxpr, copy_to_all(self.mesh, [jnp.asarray(array) for array in traced.consts]))
 
     def values(self, z: Float[Array | np.ndarray, "n dim"]) -> Float[np.ndarray, " n"]:
         return self._total("values", _values, z, _POINTS)[0]
@@ -159,64 +174,62 @@ class RowPrograms(Programs):
         hessian = self._total("hessian", _hessian, np.asarray(z)[None], 1)[0][0]
         return (hessian + hessian.T) / 2
 
-    def _total(self, name, function, z, size):
-        """Sums over all rows of the outputs of `function`, plus the same of the prior."""
-        z = np.asarray(z, self._dtype)
-        parts = self._sum(name, function, z, size)
-        return [np.asarray(a, float) + b for a, b in zip(self._prior(name, function, size)(z), parts, strict=True)]
-
-    def _prior(self, name, function, size) -> Callable:
-        name = f"prior {name}"
-        if name not in self._programs:
-            compiled = jax.jit(lambda z: function(self.rows.log_prior, z))
-            self._programs[name] = lambda z: in_parts(compiled, z, size)
-        return self._programs[name]
-
-    def _sum(self, name, function, z, size) -> list[np.ndarray]:
+    def _total(self, name, function, z, size) -> list[np.ndarray]:
+        """Sums over all chunks of the outputs of `function`; the prior is in the first."""
         z = np.asarray(z, self._dtype)
         blocks = [z[first : first + size] for first in range(0, len(z), size)]
         blocks = [np.concatenate([b, np.repeat(b[-1:], size - len(b), axis=0)]) for b in blocks]
+        blocks = copy_to_all(self.mesh, blocks)
         totals: list[Any] = [None] * len(blocks)
         program = self._compiled(name, function, size)
         for start in range(0, self.rows.count, self._chunk):
-            rows, weights = self._padded(start)
-            found = [program(block, rows, weights) for block in blocks]  # dispatched before any is waited for
+            part = self._part(start)
+            found = [program(block, *part) for block in blocks]  # dispatched before any is waited for
             for number, outputs in enumerate(found):
                 outputs = [np.asarray(output, float) for output in outputs]
                 known = totals[number]
                 totals[number] = outputs if known is None else [a + b for a, b in zip(known, outputs, strict=True)]
         return [np.concatenate(parts)[: len(z)] for parts in zip(*totals, strict=True)]
 
-    def _padded(self, start: int) -> tuple[PyTree, Array]:
-        """A chunk of rows, the last one filled up with rows of weight 0."""
+    def _part(self, start: int) -> tuple[PyTree, Array, Array]:
+        """A chunk of rows; it stays on the device where it is the only one."""
+        if self.rows.count > self._chunk:
+            return self._padded(start)
+        self._only = self._padded(0) if self._only is None else self._only
+        return self._only
+
+    def _padded(self, start: int) -> tuple[PyTree, Array, Array]:
+        """A chunk of rows, the last one filled up with rows of weight 0, their weights, and whether it is the first."""
         rows = self.rows.slice(start, start + self._chunk)
         count = _count(rows)
-        weights = (np.arange(self._chunk) < count).astype(self._dtype)
+        weights = np.where(np.arange(self._chunk) < count, self.rows.weight, 0.0).astype(self._dtype)
         if count < self._chunk:
             fill = np.minimum(np.arange(self._chunk), count - 1)
             rows = jax.tree.map(lambda array: array[fill], rows)
-        return jax.tree.map(jnp.asarray, rows), jnp.asarray(weights)
+        shared = share_rows(self.mesh, jax.tree.map(jnp.asarray, (rows, weights)))
+        return *shared, copy_to_all(self.mesh, jnp.asarray(start == 0))
 
     def _compiled(self, name, function, size) -> Callable:
         """The program of a chunk; arrays that the log-likelihood refers to are arguments of it."""
         if name not in self._programs:
-            rows, weights = self._padded(0)
+            rows, weights, is_first = self._padded(0)
+            prior, likelihood = self.rows.log_prior, self.rows.log_likelihood
             point = jax.ShapeDtypeStruct((self.rows.dim,), self._dtype)
-            traced = jax.make_jaxpr(self.rows.log_likelihood)(point, rows)
-            arrays = [jnp.asarray(array) for array in traced.consts]
+            traced = jax.make_jaxpr(lambda z, rows: (prior(z), likelihood(z, rows)))(point, rows)
+            arrays = copy_to_all(self.mesh, [jnp.asarray(array) for array in traced.consts])
 
-            def run(arrays, points, rows, weights):
-                likelihood = jaxpr_as_fun(ClosedJaxpr(traced.jaxpr, arrays))
+            def run(arrays, points, rows, weights, is_first):
+                parts = jaxpr_as_fun(ClosedJaxpr(traced.jaxpr, arrays))
 
                 def total(z):
-                    values = likelihood(z, *jax.tree.leaves(rows))[0]
-                    return jnp.sum(jnp.where(weights > 0, values, 0.0))
+                    log_prior, values = parts(z, *jax.tree.leaves(rows))
+                    return jnp.where(is_first, log_prior, 0.0) + jnp.sum(jnp.where(weights > 0, weights * values, 0.0))
 
-                return function(total, points)
+                return on_all(self.mesh, function(total, points))
 
-            block = jax.ShapeDtypeStruct((size, self.rows.dim), self._dtype)
-            compiled = jax.jit(run).lower(arrays, block, rows, weights).compile()
-            self._programs[name] = lambda points, rows, weights: compiled(arrays, points, rows, weights)
+            block = copy_to_all(self.mesh, np.zeros((size, self.rows.dim), self._dtype))
+            compiled = compile_once(run, arrays, block, rows, weights, is_first, mesh=self.mesh)
+            self._programs[name] = lambda *arguments: wait_for(self.mesh, compiled(arrays, *arguments))
         return self._programs[name]
 
 

@@ -20,7 +20,7 @@ from ddnf.posterior.bridge import bridge
 from ddnf.posterior.defaults import default_flow, larger_flow
 from ddnf.posterior.diagnosis import EVALUATED, GOOD_KHAT, KHAT, QUICKLY, Sample, diagnose_sample, evaluate
 from ddnf.posterior.evaluate import LostFitError
-from ddnf.posterior.importance import psis
+from ddnf.posterior.gaussian import reweighted
 from ddnf.posterior.issues import gather_evidence, missed_above, probe_points, random_starts
 from ddnf.posterior.mixture import mixture_at_modes
 from ddnf.posterior.modes import Gaussian, gaussians, merged, with_all_modes, with_more_modes
@@ -87,19 +87,9 @@ def _refined(state: State) -> State:
 
 
 def _corrected(candidate: Candidate, whiten: Whitening) -> tuple[np.ndarray, np.ndarray] | None:
-    """Mean and triangular scale of a Gaussian, moved by what weights change of the moments of its own draws.
-
-    The change is known better than the moments themselves: the noise of the draws cancels.
-    """
+    """Mean and triangular scale of the Gaussian of a base, moved by the weights of its own draws."""
     mean, scale = (np.asarray(array, float) for array in (whiten.mean, whiten.scale))
-    scale = scale if scale.ndim == 2 else np.diag(scale)
-    x = np.linalg.solve(scale, (candidate.sample.z - mean).T).T
-    weights = np.exp(psis(candidate.sample.log_weights).log_weights)
-    change = np.atleast_2d(np.cov(x.T, aweights=weights)) - np.atleast_2d(np.cov(x.T))
-    try:
-        return mean + scale @ (weights @ x - x.mean(axis=0)), scale @ np.linalg.cholesky(np.eye(len(mean)) + change)
-    except np.linalg.LinAlgError:
-        return None
+    return reweighted(candidate.sample, mean, scale if scale.ndim == 2 else np.diag(scale))
 
 
 def _with_flow(state: State, flow: AbstractBijection) -> State:
@@ -145,6 +135,7 @@ def train(state: State, *, name: str, restart_rate: float | None = None, is_exte
         int(temper * steps) if first else 0,
         jnp.asarray(1.5 if is_wide else 1.0),
         state.base,
+        s.target.mesh,
     )
     is_short = s.flow is None and s.target.dim > 2 and not state.is_enlarged
     oracle = _oracle(objective.path, s.target, is_short) if gradient == "path" else None
@@ -156,6 +147,7 @@ def train(state: State, *, name: str, restart_rate: float | None = None, is_exte
         optimizer=loop.adam(state.learning_rate, steps),
         oracle=oracle,
         checkpoint=_checkpoint(state),
+        devices=s.target.mesh,
         progress=s.progress,
         description=f"posterior, {name}",
         warn=False,

@@ -142,6 +142,21 @@ def _remainders(rows: Rows, point, steps, data):
     return jax.lax.map(one, steps)
 
 
-def _like(target: Target, density) -> Target:
+def some_rows(target: Target, indices: Int[np.ndarray, " m"]) -> Target:
+    """The target by some of its rows, without a correction, in the programs of all rows.
+
+    Example:
+        >>> y = np.arange(10.0)
+        >>> target = Target(lambda z: -jnp.sum(z**2) / 2, 1, rows=y, log_likelihood=lambda z, y: y * z[0])
+        >>> some_rows(target, np.array([1, 3])).programs.values(np.ones((1, 1))).tolist()
+        [19.5]
+    """
+    rows = target.rows
+    assert rows is not None
+    return _like(target, rows.log_prior, rows.some(indices))
+
+
+def _like(target: Target, density, rows: Rows | None = None) -> Target:
     functions = dict(constrain=target.constrain, initial=target.initial, unconstrain=target.unconstrain)
-    return Target(density, target.dim, **functions, sites=target.sites, details=target.details)
+    known = dict(sites=target.sites, details=target.details)
+    return Target(density, target.dim, **functions, **known, rows=rows).on(target.mesh)

@@ -22,11 +22,12 @@ from ddnf.posterior.evaluate import clean, draw_in_parts
 from ddnf.posterior.gaussian import best_gaussian
 from ddnf.posterior.log import Log, Row
 from ddnf.posterior.modes import Gaussian, Search, gaussians
+from ddnf.posterior.narrow import Searched, near_gaussian
 from ddnf.posterior.proper import check_proper
 from ddnf.posterior.result import Posterior
 from ddnf.posterior.rows import Rows
 from ddnf.posterior.state import Settings, State
-from ddnf.posterior.subsample import NOISE, Expansion, rows_needed, subsample
+from ddnf.posterior.subsample import NOISE, Expansion, rows_needed, some_rows, subsample
 from ddnf.posterior.target import Target
 
 # With fewer rows than this, a fit sees all of them.
@@ -56,9 +57,13 @@ def fit_tall(
     assert rows is not None
     rng = generator(jr.fold_in(settings.search_key, 1))
     derivatives = Derivatives(target.programs)
-    at, is_alone = _expansion(rng, settings, derivatives)
+    at, found = _expansion(rng, settings, derivatives)
     if at is None:
         return conclude(run(settings, ()))
+    is_alone = len(found.modes) == 1
+    seconds = time.perf_counter() - began
+    if is_alone and (posterior := near_gaussian(rng, settings, at, found, derivatives.count, seconds)) is not None:
+        return posterior
     count, _ = rows_needed(rng, target, at)
     count, most = _rounded(count, rows), _most(rows)
     log = [Row("expand", time.perf_counter() - began, derivatives.count, decision=_shown(min(count, most), rows))]
@@ -122,27 +127,28 @@ class _Judged:
         )
 
 
-def _expansion(rng, settings: Settings, derivatives: Derivatives) -> tuple[Expansion | None, bool]:
-    """The log density of all rows to second order around its mode, and whether a subsample shows no other mode.
+def _expansion(rng, settings: Settings, derivatives: Derivatives) -> tuple[Expansion | None, Searched]:
+    """The log density of all rows to second order around its mode, and the modes that a subsample shows.
 
     None where the density does not curve downwards at the mode.
     """
     target, rows = settings.target, settings.target.rows
     assert rows is not None
-    few = subsample(target, _chosen(rng, rows, _rounded(0, rows)), target.start(settings.search_key))
+    few = some_rows(target, _chosen(rng, rows, _rounded(0, rows)))
     check_proper(settings.search_key, few)
-    found = gaussians(settings.search_key, few, Search(few), settings.searches)
-    point, scale = found[0].mode, found[0].scale
+    search = Search(few)
+    searched = Searched(search, gaussians(settings.search_key, few, search, settings.searches))
+    point, scale = searched.modes[0].mode, searched.modes[0].scale
     for _ in range(3):
         point = _climb(derivatives, point, scale)
         value, gradient = derivatives.value_and_gradient(point)
         hessian = derivatives.hessian(point)
         scale = None if hessian is None else _root(-hessian)
         if hessian is None or scale is None or not np.isfinite(value):
-            return None, False
+            return None, searched
         if np.linalg.norm(scale.T @ gradient) < 1:
-            return Expansion(point, value, gradient, hessian, scale), len(found) == 1
-    return None, False
+            return Expansion(point, value, gradient, hessian, scale), searched
+    return None, searched
 
 
 def _gaussian(rng, few: Target, at: Expansion) -> Gaussian:
@@ -199,7 +205,9 @@ def _judge(key: PRNGKeyArray, posterior: Posterior, target: Target, few: Target,
     rows = target.rows
     assert rows is not None
     n = int(np.clip(_JUDGED // rows.count, *_DRAWS))
-    z, log_q = (np.asarray(a, float) for a in draw_in_parts(posterior.flow, key, n, base=posterior.base))
+    z, log_q = (
+        np.asarray(a, float) for a in draw_in_parts(posterior.flow, key, n, base=posterior.base, mesh=target.mesh)
+    )
     exact = target.programs.values(z)
     fit = diagnose_sample(Sample(z, log_q, clean(exact - log_q)))
     if posterior.chains is not None:

@@ -1,5 +1,6 @@
 """The density that a posterior is fitted to."""
 
+import copy
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -7,6 +8,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from ddnf.flow.random import generator
@@ -82,6 +84,7 @@ class Target(eqx.Module):
     sites: Callable[[], tuple[Site, ...]] | None
     details: Callable[[], Details] | None
     rows: Rows | None = eqx.field(static=True, repr=False)
+    mesh: Mesh | None = eqx.field(static=True, repr=False)
     _programs: _Cache = eqx.field(static=True, repr=False)
 
     def __init__(
@@ -105,18 +108,27 @@ class Target(eqx.Module):
         self.log_density, self.dim = log_density if self.rows is None else self.rows.log_density, dim
         self.constrain, self.initial = constrain, initial
         self.unconstrain, self.sites, self.details = unconstrain, sites, details
-        self._programs = _Cache()
+        self._programs, self.mesh = _Cache(), None
         self._check()
 
     @property
     def programs(self) -> Programs:
         """Compiled values, gradients and Hessians of the log density in JAX's current precision."""
         dtype = jnp.result_type(float)
-        if dtype not in self._programs:
-            self._programs[dtype] = (
-                Programs(self.log_density, self.dim) if self.rows is None else RowPrograms(self.rows)
+        name = dtype, self.mesh
+        if name not in self._programs:
+            self._programs[name] = (
+                Programs(self.log_density, self.dim, self.mesh)
+                if self.rows is None
+                else RowPrograms(self.rows, mesh=self.mesh)
             )
-        return self._programs[dtype]
+        return self._programs[name]
+
+    def on(self, mesh: Mesh | None) -> "Target":
+        """The same target, computed by the devices of a mesh."""
+        other = copy.copy(self)
+        object.__setattr__(other, "mesh", mesh)
+        return other
 
     def map(self, name: str, points: Any) -> Any:
         """`constrain` or `unconstrain`, by its name, of many points: compiled once for each number of them."""

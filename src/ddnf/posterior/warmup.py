@@ -57,24 +57,24 @@ def warm_up(key: PRNGKeyArray, space: Space, starts: Float[Array, "n dim"]) -> W
         True
     """
     n, dim = starts.shape
-    position, parts, spent = place(space, starts), [], 0
+    position, parts, number, spent = place(space, starts), [], 0, 0
     kernel = initial_kernel(dim, 0.0)._replace(length=jnp.asarray(_SHORTEST))
-    for number in range(_MOST_CHUNKS):
+    while True:
         gain = jnp.asarray(1.0 if number < 3 else 0.5, position.x.dtype)
         kernel, position, trace = run(space, jr.fold_in(key, number), kernel, position, gain)
-        spent += CHUNK * n * (int(kernel.length) + 1)
-        parts.append(np.asarray(trace.x, float))
         position = _without_lost(jr.fold_in(key, 1000 + number), position)
-        later = np.swapaxes(np.concatenate(parts[len(parts) // 2 :]), 0, 1)
+        spent += CHUNK * n * (int(kernel.length) + 1)
+        number += 1
+        parts.append(np.asarray(trace.x, float))
+        later = np.swapaxes(np.concatenate(parts[number // 2 :]), 0, 1)
         found = convergence(later)
-        ess = float(found.ess_bulk.min())
-        if (number + 1 >= _LEAST_CHUNKS and found.rhat.max() < _MET) or spent > _MOST_GRADIENTS:
-            break
+        ess, rhat = float(found.ess_bulk.min()), float(found.rhat.max())
+        if (number >= _LEAST_CHUNKS and rhat < _MET) or number == _MOST_CHUNKS or spent > _MOST_GRADIENTS:
+            mean, _, scale = shrunk_moments(later, ess)
+            return Warm(np.asarray(position.z, float), kernel, mean, scale, rhat, spent)
         length = 2 ** np.round(np.log2(_CROSSED) - float(kernel.log_step) / np.log(2))
         length = jnp.asarray(int(np.clip(length, _SHORTEST, _LONGEST)))
         kernel = with_moments(kernel, later, ess)._replace(length=length)
-    mean, _, scale = shrunk_moments(later, ess)
-    return Warm(np.asarray(position.z, float), kernel, mean, scale, float(found.rhat.max()), spent)
 
 
 def _without_lost(key: PRNGKeyArray, position: Position) -> Position:

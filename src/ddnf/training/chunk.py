@@ -1,6 +1,7 @@
 """A chunk of training steps: compiled as one program, or step by step around something that answers questions."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -13,7 +14,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 
 from ddnf.system.compiling import quick_jit
-from ddnf.training.devices import rows_sharding
+from ddnf.training.devices import share_rows, shared_rows, wait_for
 
 
 class Draw(NamedTuple):
@@ -87,12 +88,13 @@ def run_chunk(
         return _run(run, state, static, data, held_out, inputs)
     keys, first = inputs[0], state.chunk * run.length
     carry, records = (state.parameters, state.memory, state.average), []
-    rows = jax.tree.map(lambda row: np.zeros(row.shape, row.dtype), oracle.rows)
+    rows = share_rows(run.mesh, jax.tree.map(lambda row: np.zeros(row.shape, row.dtype), oracle.rows))
     step = _short_step if oracle.is_short else _long_step
     # The step before the first changes nothing: it asks for the first.
     for number in range(-1, run.length):
-        carry, record, asked = step(run, oracle.ask, carry, static, keys, np.int32(number), first, rows)
-        rows = (asked, *oracle.answer(asked)) if number + 1 < run.length else rows
+        taken = step(run, oracle.ask, carry, static, keys, np.int32(number), first, rows)
+        carry, record, asked = wait_for(run.mesh, taken)
+        rows = share_rows(run.mesh, (asked, *oracle.answer(asked))) if number + 1 < run.length else rows
         records.append(record)
     gathered = [np.array(values) for values in zip(*jax.device_get(records[1:]), strict=True)]
     return _end(run, state, static, held_out, carry, gathered)
@@ -103,8 +105,7 @@ def _run(run: Chunk, state: State, static: PyTree, data: PyTree, held_out: PyTre
     def iterate(carry, inputs):
         step, (key, chosen) = inputs
         rows = chosen if data is None else jax.tree.map(lambda a: a[chosen], data)
-        if run.mesh is not None:
-            rows = lax.with_sharding_constraint(rows, rows_sharding(run.mesh))
+        rows = jax.tree.map(partial(shared_rows, run.mesh), rows)
         draw = Draw(key, step, rows)
         return _iterate(run, static, carry, draw, step < run.steps)
 
@@ -118,7 +119,8 @@ def _step(run: Chunk, ask: Callable, carry, static, keys, number, first, rows):
     """One step, and what is asked for the next."""
     draw = Draw(keys[number], first + number, rows)
     carry, record = _iterate(run, static, carry, draw, (number >= 0) & (draw.step < run.steps))
-    return carry, record, ask(eqx.combine(carry[0], static), keys[number + 1])
+    asked = ask(eqx.combine(carry[0], static), keys[number + 1])
+    return carry, record, jax.tree.map(partial(shared_rows, run.mesh), asked)
 
 
 _long_step, _short_step = eqx.filter_jit(_step), quick_jit(_step)

@@ -7,6 +7,7 @@ where the rows are, and gradients are summed over the devices. Random numbers do
 from collections.abc import Callable
 from typing import Literal
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
@@ -75,7 +76,7 @@ def share_rows(mesh: Mesh | None, tree: PyTree) -> PyTree:
 
     def put(array):
         is_even = np.ndim(array) > 0 and np.shape(array)[0] % mesh.size == 0
-        return jax.device_put(array, rows_sharding(mesh) if is_even else _everywhere(mesh))
+        return jax.device_put(array, rows_sharding(mesh) if is_even else everywhere(mesh))
 
     return jax.tree.map(put, tree)
 
@@ -91,13 +92,13 @@ def share_steps(mesh: Mesh | None, tree: PyTree) -> PyTree:
 def copy_to_all(mesh: Mesh | None, tree: PyTree) -> PyTree:
     """Arrays with a copy on each device."""
     if mesh is None or process_count(mesh) == 1:
-        return tree if mesh is None else jax.device_put(tree, _everywhere(mesh))
+        return tree if mesh is None else jax.device_put(tree, everywhere(mesh))
 
     def put(array):
         # Of several processes, each has the array on its own device; only what is on the host can be put on all.
         if isinstance(array, jax.Array) and jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
             return jr.wrap_key_data(put(jr.key_data(array)), impl=jr.key_impl(array))
-        return jax.device_put(np.asarray(array), _everywhere(mesh))
+        return jax.device_put(np.asarray(array), everywhere(mesh))
 
     return jax.tree.map(put, tree)
 
@@ -119,6 +120,47 @@ def shared_rows(mesh: Mesh | None, rows: Array) -> Array:
     return lax.with_sharding_constraint(rows, rows_sharding(mesh))
 
 
+def shared_map(mesh: Mesh | None, function: Callable[[PyTree, Array], PyTree], model: PyTree, rows: Array) -> PyTree:
+    """Inside of a compiled function: function(model, rows) with as many rows, of which each device computes its own.
+
+    The function is compiled for one device: the compiler need not know how to distribute what it does.
+
+    Example:
+        >>> shared_map(mesh_of(1), jnp.multiply, jnp.array(2.0), jnp.ones(2)).tolist()
+        [2.0, 2.0]
+    """
+    if mesh is None or len(rows) % mesh.size:
+        return function(model, rows)
+    arrays, static = eqx.partition(model, eqx.is_array)
+    everything, own = PartitionSpec(), PartitionSpec(AXIS)
+
+    def part(arrays, rows):
+        return function(eqx.combine(arrays, static), rows)
+
+    return jax.shard_map(part, mesh=mesh, in_specs=(everything, own), out_specs=own, check_vma=False)(arrays, rows)
+
+
+def on_all(mesh: Mesh | None, tree: PyTree) -> PyTree:
+    """Inside of a compiled function: arrays of which each device gets a copy.
+
+    Example:
+        >>> on_all(None, jnp.ones(2)).tolist()
+        [1.0, 1.0]
+    """
+    return tree if mesh is None else lax.with_sharding_constraint(tree, everywhere(mesh))
+
+
+def wait_for(mesh: Mesh | None, tree: PyTree) -> PyTree:
+    """The results of a program of several devices, when it has ended: two at once can wait for each other forever in
+    the thread pool of a CPU.
+
+    Example:
+        >>> wait_for(None, jnp.ones(2)).tolist()
+        [1.0, 1.0]
+    """
+    return tree if mesh is None else jax.block_until_ready(tree)
+
+
 def map_shared(function: Callable[..., Array], mesh: Mesh, *tables: Array | None) -> Array:
     """A function of the rows of some tables, on the devices of a mesh; its values are on the default device again.
 
@@ -136,5 +178,5 @@ def rows_sharding(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec(AXIS))
 
 
-def _everywhere(mesh: Mesh) -> NamedSharding:
+def everywhere(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec())

@@ -149,7 +149,8 @@ def fit(
         checkpoint: folder for checkpoints (needs orbax-checkpoint); a run found there is resumed.
         checkpoint_seconds: time between checkpoints.
         devices: "all", a number of devices, or a mesh with one axis: they share the rows of each step, and the result
-            is that of one device up to rounding. None for JAX's default device. A run may be resumed with others.
+            is that of one device up to rounding. None for JAX's default device. A run may be resumed with others. A
+            loss or an oracle that makes its own rows has to share them itself.
         progress: whether to show a progress bar.
         warn: whether to warn about steps that were not finite; a caller that trains again reports on its own result.
         capacity: steps for which the state has room, if more than `steps`: runs of one capacity share a program.
@@ -165,7 +166,6 @@ def fit(
     check_count(steps=steps, chunk=chunk, batch=batch, patience=patience)
     _check(average)
     mesh = mesh_of(devices)
-    _check_shared(mesh, data, oracle)
     chunk = min(chunk, steps)
     feed = Feed(key, data, length=chunk, batch=batch, mesh=mesh)
     arrays, static = eqx.partition(parameters, eqx.is_inexact_array, is_leaf=_is_frozen)
@@ -252,11 +252,6 @@ def _warn(skipped, taken, reason):
     elif skipped:
         message = f"{skipped} of {taken} steps were skipped: their loss or gradient was not finite."
         warnings.warn(message, RuntimeWarning, stacklevel=4)
-
-
-def _check_shared(mesh, data, oracle):
-    if mesh is not None and (data is None or oracle is not None):
-        raise ValueError("Expected data whose rows several devices can share; got none. Leave devices out.")
 
 
 def _check(average):

@@ -8,12 +8,13 @@ connections stay open. Where one closes before its process is done, the others e
 import atexit
 import contextlib
 import os
+import select
 import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import Any, NoReturn
 
 import jax
 from jax.experimental import multihost_utils
@@ -23,11 +24,17 @@ from ddnf.system.checks import check_count
 
 # Seconds after which a machine that does not answer counts as lost.
 LOST = 30
+# Seconds to wait for others: at a given address, and where a scheduler starts them, perhaps one after the other.
+_WAIT, _WAIT_FOUND = 60.0, 300
 _FAILED = threading.Event()
 
 
 def initialize(
-    coordinator: str | None = None, processes: int | None = None, rank: int | None = None, *, timeout: float = 300.0
+    coordinator: str | None = None,
+    processes: int | None = None,
+    rank: int | None = None,
+    *,
+    timeout: float | None = None,
 ) -> None:
     """Joins this process to others that run the same program, so that `devices="all"` means those of all of them.
 
@@ -38,7 +45,7 @@ def initialize(
         coordinator: address and port of the first process, such as "10.0.0.1:1234".
         processes: number of processes.
         rank: number of this process, from 0.
-        timeout: seconds to wait for the others.
+        timeout: seconds to wait for the others; None for 60, or 300 where JAX finds the arguments.
 
     Example:
         >>> initialize("localhost", 2, 0)
@@ -54,14 +61,16 @@ def initialize(
         raise ValueError(f"Expected coordinator, processes and rank, or none of them; got {', '.join(lacking)}.")
     if jax.distributed.is_initialized():
         raise ValueError("Expected initialize to be called once; this process has joined others already.")
-    limits = dict(initialization_timeout=max(1, int(timeout)), heartbeat_timeout_seconds=LOST)
+    limits = dict(heartbeat_timeout_seconds=LOST)
     if coordinator is None or processes is None or rank is None:
-        _start(limits)
+        _start(limits | dict(initialization_timeout=_WAIT_FOUND if timeout is None else max(1, int(timeout))))
         return
+    timeout = _WAIT if timeout is None else timeout
     host, port = _check(coordinator, processes, rank)
     links = _meet(host, port, processes, rank, timeout)
-    _start(limits | dict(coordinator_address=coordinator, num_processes=processes, process_id=rank))
     _watch(links)
+    told = dict(coordinator_address=coordinator, num_processes=processes, process_id=rank)
+    _start(limits | told | dict(initialization_timeout=max(1, int(timeout))))
     # Runs before JAX's own, which waits for all processes.
     atexit.register(_leave, links)
     shown = sys.excepthook
@@ -151,16 +160,20 @@ def _gather(port: int, processes: int, deadline: float, timeout: float) -> dict[
             ) from error
         with listener:
             while len(links) < processes - 1:
-                listener.settimeout(max(0.01, deadline - time.monotonic()))
-                try:
-                    link = closed_after_an_error.enter_context(listener.accept()[0])
-                    theirs, total = (int(word) for word in _receive(link, deadline).split())
-                except TimeoutError as error:
+                left = max(0.01, deadline - time.monotonic())
+                ready = select.select([listener, *links.values()], [], [], left)[0]
+                if not ready:
                     lacking = ", ".join(str(rank) for rank in range(1, processes) if rank not in links)
                     raise ValueError(
                         f"Expected {processes} processes; rank {lacking} did not come within {timeout:g} seconds."
-                    ) from error
-                except ValueError:
+                    )
+                # Those that have come say nothing more: a connection with news is one that has closed.
+                if gone := [rank for rank, link in links.items() if link in ready]:
+                    _refuse(f"rank {gone[0]} has ended before all have come", links.values(), processes)
+                try:
+                    link = closed_after_an_error.enter_context(listener.accept()[0])
+                    theirs, total = (int(word) for word in _receive(link, deadline).split())
+                except (TimeoutError, ValueError):
                     continue  # something else that connects to ports
                 _check_newcomer(theirs, total, link, links, processes)
                 links[theirs] = link
@@ -174,10 +187,15 @@ def _check_newcomer(theirs: int, total: int, link: socket.socket, links: dict[in
     """Raises if a process does not fit to those that have come, and tells them all."""
     fault = f"rank {theirs} is given twice" if theirs in links else None
     fault = f"one process expects {total} processes, another {processes}" if total != processes else fault
-    if fault is None:
-        return
-    for other in (*links.values(), link):
-        other.sendall(f"{fault}\n".encode())
+    if fault is not None:
+        _refuse(fault, (*links.values(), link), processes)
+
+
+def _refuse(fault: str, links: Iterable[socket.socket], processes: int) -> NoReturn:
+    """Tells the other processes why this run does not begin, and raises."""
+    for link in links:
+        with contextlib.suppress(OSError):
+            link.sendall(f"{fault}\n".encode())
     raise ValueError(f"Expected each rank from 0 to {processes - 1} once; {fault}.")
 
 
