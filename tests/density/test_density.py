@@ -17,6 +17,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 import ddnf
 from ddnf import DDNF, Density, fit_density
 from ddnf.density.columns import columns_from, from_real, outside
+from ddnf.density.rows import check_far
 
 RNG = np.random.default_rng(0)
 ROWS = RNG.normal(size=(60, 2)) @ [[1.0, 0.5], [0.0, 0.8]] + [3.0, -1.0]

@@ -101,7 +101,8 @@ def field_of(name: str, raw: Raw) -> Field:
         raise ValueError(f"Expected column {name!r} to hold numbers, text, booleans or dates; got {', '.join(kinds)}.")
     if len(levels) > MOST_LEVELS:
         raise ValueError(
-            f"Expected categories of at most {MOST_LEVELS} levels; column {name!r} has {len(levels)}: {_advice(levels)}."
+            f"Expected categories of at most {MOST_LEVELS} levels; column {name!r} has {len(levels)}: "
+            f"{_advice(levels)}."
         )
     if len(levels) > max(10, len(values) // 2):
         raise ValueError(

@@ -24,7 +24,7 @@ _CLIP = 10.0  # standard deviations; values farther out do not count for covaria
 
 
 class Choice(NamedTuple):
-    """A candidate: whether splines start from quantiles, the number of components, their degrees of freedom and prior."""
+    """A candidate: whether splines start from quantiles; components, their degrees of freedom, scale of their prior."""
 
     has_quantiles: bool
     components: int
@@ -81,10 +81,9 @@ def start(
         if _value(max(found, key=_value)) < _value(best):
             break
         best = max(found, key=_value)
-    if len(best[1].weights) > max(sizes[:3]):
-        tried += [
-            more for space in spaces if space is not best[0] for more in space.candidates(rng, len(best[1].weights))
-        ]
+    size = len(best[1].weights)
+    if size > max(sizes[:3]):  # few components preferred this space: do many?
+        tried += [found for space in spaces if space is not best[0] for found in space.candidates(rng, size)]
         best = max(tried, key=_value)
     # Gaussians could lose infinitely much on a far row, and a few held-out rows have none: tails have a bonus.
     bonus = _BONUS / len(held_out)
