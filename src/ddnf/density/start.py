@@ -16,7 +16,7 @@ from ddnf.density.whitening import Whitening
 LADDER = (2, 4, 8, 16, 32, 64)  # numbers of components to try, besides one
 PRIORS = (0.3, 0.1, 0.03, 0.01, 0.003)  # scales of the prior to try, besides 1
 FREEDOMS = (30.0, 8.0, 3.0)  # degrees of freedom to try, besides Gaussians
-_BONUS = 1.0  # of a strong prior and of tails, in the log density of all held-out rows together
+_BONUS = 1.0  # of tails, in the log density of all held-out rows together
 _FEWEST_ROWS = 10  # per component
 _LARGEST = 500_000  # entries of all precision matrices
 MOST_ROWS = 200_000  # of a larger table, so many rows are enough for quantiles, covariances and mixtures
@@ -138,12 +138,16 @@ class _Space:
         self.log_det = log_det + more + np.sum(np.log(np.diag(self.whiten)))
 
     def candidates(self, rng, size) -> Iterable["_Candidate"]:
-        """Mixtures of one size, with weaker priors as long as held-out rows get likelier."""
+        """Mixtures of one size, with weaker priors as long as held-out rows get likelier by two standard errors.
+
+        A few held-out rows would often prefer components that are too narrow.
+        """
         best = self._judged(fit_mixture(rng, self.rows, size))
         yield best
         for prior in PRIORS if size > 1 else ():
             found = self._judged(fit_mixture(rng, self.rows, size, prior=prior))
-            if _value(found) < _value(best) + _BONUS / len(self.held_out):
+            gain = found[2] - best[2]
+            if not gain.mean() > 2 * gain.std() / np.sqrt(len(gain)):
                 break
             yield (best := found)
 
