@@ -57,8 +57,11 @@ class Experiment:
         about: a paragraph on what is done and why.
         profiles: the settings (a frozen dataclass) of each profile.
         parts: from settings and seed, the units of work by name; each returns a dict of JSON values and arrays, which
-            is saved when the part is done. Parts of an experiment with checkpoints take a folder for them.
+            is saved when the part is done.
         tables, pictures, claims: made from the record of a run and nothing else.
+        has_checkpoints: whether parts take long: they take a folder for checkpoints and the parts done so far, and what
+            is done is reported before all of them are.
+        is_current: from settings, the parts done so far and the name of one: whether that one still counts.
     """
 
     name: str
@@ -70,6 +73,7 @@ class Experiment:
     pictures: Callable[[Record], list[Picture]]
     claims: Callable[[Record], list[Claim]]
     has_checkpoints: bool = False
+    is_current: Callable[[Any, Mapping[str, Any], str], bool] = lambda config, done, name: True
 
 
 def run(
@@ -107,12 +111,14 @@ def run(
     parts = {name: part for name, part in experiment.parts(config, seed).items() if wanted(name)}
     if not parts:
         raise ValueError(f"Expected at least one part of {experiment.name} to run; got none.")
-    remaining = [name for name in parts if name not in record["parts"]]
-    for name in (bar := tqdm(remaining, desc=experiment.name, initial=len(parts) - len(remaining), total=len(parts))):
+    for name in (bar := tqdm(parts, desc=experiment.name)):
+        if name in record["parts"] and experiment.is_current(config, record["parts"], name):
+            continue
         bar.set_postfix_str(name)
         start = time.perf_counter()
         checkpoint = folder / re.sub(r"[^a-z0-9+]+", "-", name)
-        found = plain(parts[name](checkpoint) if experiment.has_checkpoints else parts[name]())
+        arguments = (checkpoint, record["parts"]) if experiment.has_checkpoints else ()
+        found = plain(parts[name](*arguments))
         record = _with_saved_parts(record, path)
         record["parts"][name] = found
         record["seconds"][name] = time.perf_counter() - start

@@ -86,7 +86,7 @@ def _section(experiment: Experiment, out: Path) -> Section:
         return Section(experiment, missing="not run yet")
     wanted = experiment.parts(experiment.profiles[record["profile"]], record["seed"])
     left = [name for name in wanted if name not in record["parts"]]
-    if left:
+    if left and not (experiment.has_checkpoints and record["parts"]):
         return Section(experiment, missing=f"interrupted, {len(left)} of {len(wanted)} parts left")
     shown = [_shown(picture) for picture in experiment.pictures(record)]
     return Section(experiment, record, "", experiment.claims(record), experiment.tables(record), shown)

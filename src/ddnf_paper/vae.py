@@ -1,12 +1,12 @@
 """Variational auto-encoders on images (the paper's Tables 1 and 3): one encoder and decoder, many posteriors."""
 
 import base64
-import dataclasses
+import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -16,12 +16,13 @@ import numpy as np
 import optax
 
 from ddnf import VAE, fit_vae, judge_vae
-from ddnf.vae import Pixels
-from ddnf_paper import vae_shown
-from ddnf_paper.experiment import Experiment, Profile, Record, ReportTable
+from ddnf.vae import Trained
+from ddnf_paper import vae_claims, vae_shown
+from ddnf_paper.experiment import Experiment, Profile
 from ddnf_paper.models import count_parameters
 from ddnf_paper.targets import images
 from ddnf_paper.vae_models import MODELS, make
+from ddnf_paper.vae_runs import PROFILES, Config, Run, Setting, candidates, chosen, is_current, long_runs, runs
 
 ABOUT = """The networks of Appendix C (one hidden layer of 128 tanh units in encoder and decoder, batches of 100, Adam
 with a learning rate of 0.001), with different posteriors. For training, pixels are re-binarised every epoch with the
@@ -31,108 +32,18 @@ beside ours. Validation and evaluation use a moving average of the parameters (o
 does not have: it removes the noise of the constant learning rate. Every -ELBO uses the exact log-determinant, and the
 share of cells that fold on the test images is given; where training used an estimate, the estimate is shown too.
 "+ context" means the same for all models: the encoder has an extra wide layer, which feeds the base Gaussian and gives
-the flow a signal of 64 numbers; "plain VAE + context" is that encoder without a flow. DDNF has 16 blocks of one step
-and 8 units, and a Lipschitz bound that keeps it from folding. -log p(x) is by importance-weighted draws: its distance
-from the -ELBO on the same images is what a better posterior could still gain for that decoder. The settings of DDNF
+the flow a signal of 64 numbers; "plain VAE + context" is that encoder without a flow. DDNF has blocks of one step
+and 8 units (16 blocks unless the search for settings says otherwise), and a Lipschitz bound that keeps it from folding.
+-log p(x) is by importance-weighted draws: its distance from the -ELBO on the same images is what a better posterior
+could still gain for that decoder. Runs of 400 epochs are the paper's five rows; their learning rates and sizes are
+chosen on validation images, by the same search for all five. Runs of 100 epochs have default settings: those of DDNF
 (blocks, units, size of the context), the initialisation of the decoder and the moving average were chosen by test
-values on MNIST with 40 latent dimensions in runs of up to 100 epochs; the settings of the baselines were not tuned."""
+values on MNIST with 40 latent dimensions; the settings of the baselines were not tuned."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Config:
-    """Which models are run on which images, and how."""
-
-    sets: tuple[str, ...] = ("mnist-40", "omniglot-40", "mnist-2")
-    models: tuple[str, ...] = tuple(MODELS)
-    epochs: int = 100
-    seeds: int = 1
-    more_seeds: int = 3
-    models_of_more_seeds: tuple[str, ...] = ("plain", "naf+context", "ddnf", "ddnf+context")
-    long_set: str = "mnist-40"
-    long_epochs: int = 400
-    long_models: tuple[str, ...] = ("plain", "naf+context", "ddnf+context")
-    batch: int = 100
-    rate: float = 1e-3
-    optimizer: Literal["adam", "sgd"] = "adam"
-    average: float = 0.9997
-    pixels: Pixels = "dynamic"
-    train_images: int | None = None
-    test_images: int | None = None
-    draws: int = 10
-    importance_draws: int = 500
-    importance_images: int = 1000
-
-
-_SMOKE = Config(
-    sets=("small-2",),
-    models=("plain", "ddnf+context"),
-    epochs=2,
-    more_seeds=0,
-    long_models=(),
-    train_images=1000,
-    test_images=200,
-    importance_draws=50,
-    importance_images=100,
-)
-PROFILES: dict[Profile, Config] = {
-    "smoke": _SMOKE,
-    "quick": dataclasses.replace(
-        _SMOKE,
-        models=("plain", "planar", "ddnf+context"),
-        epochs=10,
-        train_images=5000,
-        test_images=1000,
-        importance_draws=500,
-    ),
-    "full": Config(),
-}
-
-
-class Run(NamedTuple):
-    """One run: a model on a set of images with a latent dimension, from a seed."""
-
-    set: str
-    model: str
-    epochs: int
-    seed: int
-
-    @property
-    def name(self) -> str:
-        return f"{self.set}, {self.model}, {self.epochs} epochs, seed {self.seed}"
-
-    @property
-    def dataset(self) -> str:
-        return self.set.rpartition("-")[0]
-
-    @property
-    def latent(self) -> int:
-        return int(self.set.rpartition("-")[2])
-
-
-def runs(config: Config) -> list[Run]:
-    """All runs: every model once, then long ones, then more seeds of some.
-
-    Example:
-        >>> [run.name for run in runs(PROFILES["smoke"])]
-        ['small-2, plain, 2 epochs, seed 0', 'small-2, ddnf+context, 2 epochs, seed 0']
-    """
-    once = [Run(s, m, config.epochs, seed) for s in config.sets for m in config.models for seed in range(config.seeds)]
-    seeds = range(config.seeds, config.more_seeds)
-    more = [Run(s, m, config.epochs, seed) for s in config.sets for m in config.models_of_more_seeds for seed in seeds]
-    return once + [Run(config.long_set, m, config.long_epochs, 0) for m in config.long_models] + more
-
-
-def parts(config: Config, seed: int) -> dict[str, Callable[[Path], dict[str, Any]]]:
-    """One part per run; each takes a folder for its checkpoints."""
+def parts(config: Config, seed: int) -> dict[str, Callable[[Path, Mapping[str, Any]], dict[str, Any]]]:
+    """One part per run; each takes a folder for its checkpoints, and the parts done so far."""
     return {run.name: partial(_part, config, seed, run) for run in runs(config)}
-
-
-def tables(record: Record) -> list[ReportTable]:
-    """The tables, with the number of runs in them if some are missing."""
-    settings: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in record["config"].items()}
-    planned, done = len(runs(Config(**settings))), len(record["parts"])
-    missing = "" if done == planned else f" So far {done} of {planned} runs of this profile are done."
-    return [table._replace(caption=table.caption + missing) for table in vae_shown.tables(record)]
 
 
 def choose(models: Sequence[str], seeds: Sequence[int], datasets: Sequence[str]) -> Callable[[str], bool]:
@@ -148,7 +59,7 @@ def choose(models: Sequence[str], seeds: Sequence[int], datasets: Sequence[str])
             raise ValueError(f"Expected models of {', '.join(MODELS)}; got {model!r}.")
 
     def wanted(name: str) -> bool:
-        where, model, _, seed = name.split(", ")
+        where, model, _, seed, *_ = name.split(", ")
         return (
             (not models or model in models)
             and (not seeds or int(seed.removeprefix("seed ")) in seeds)
@@ -177,12 +88,14 @@ def changes(profile: Profile, *, optimizer: str, pixels: str, datasets: Sequence
     return {name: value for name, value in asked.items() if getattr(config, name) != value}
 
 
-def _part(config: Config, seed: int, run: Run, checkpoint: Path) -> dict[str, Any]:
+def _part(config: Config, seed: int, run: Run, checkpoint: Path, done: Mapping[str, Any]) -> dict[str, Any]:
+    setting = _setting(config, run, done)
     data = _load(run.dataset, config)
     pixels = config.pixels if data.is_binary else "grey"
     valid, test = (split.lit if pixels == "dynamic" else split.grey / np.float32(255) for split in data[3:5])
     model_key, fit_key, evaluate_key, picture_key = jr.split(jr.fold_in(jr.key(seed), run.seed), 4)
-    vae = make(run.model, model_key, latent=run.latent, mean=data.train.mean(axis=0) / 255, is_binary=data.is_binary)
+    mean, start = data.train.mean(axis=0) / 255, time.process_time()
+    vae = make(run.model, model_key, latent=run.latent, mean=mean, is_binary=data.is_binary, size=setting.size)
     with warnings.catch_warnings():
         # The number of skipped steps is in the record.
         warnings.simplefilter("ignore", RuntimeWarning)
@@ -191,17 +104,37 @@ def _part(config: Config, seed: int, run: Run, checkpoint: Path) -> dict[str, An
             vae,
             data.train,
             valid,
-            test=test,
+            test=None if run.setting else test,
             epochs=run.epochs,
             batch=config.batch,
             pixels=pixels,
-            optimizer=_optimizer(config.optimizer, config.rate),
+            optimizer=_optimizer(config.optimizer, setting.rate),
             average=config.average,
             checkpoint=checkpoint,
             description=run.name,
         )
-    evaluated = judge_vae(
-        evaluate_key,
+    seconds = trained.seconds[np.isfinite(trained.seconds)]  # not of epochs before the run was resumed
+    about = dict(
+        **dict(set=run.set, model=run.model, epochs=run.epochs, seed=run.seed, latent=run.latent),
+        **setting._asdict(),
+        images=data.name,
+        parameters=count_parameters(vae),
+        flow_parameters=count_parameters(vae.flow),
+        skipped=trained.skipped,
+        epoch_seconds=float(np.median(seconds)) if len(seconds) else None,
+        epoch_process_seconds=(time.process_time() - start) / len(seconds) if len(seconds) else None,
+    )
+    if run.setting is not None:
+        return about | dict(valid=_lowest(trained.valid))
+    is_shown = run.seed == 0 and run.model in vae_claims.ROWS
+    pictures = _picture_data(picture_key, trained.vae.as_exact(), data, test) if is_shown else {}
+    return about | _evaluated(evaluate_key, config, data, test, trained) | pictures
+
+
+def _evaluated(key, config: Config, data: images.Images, test: np.ndarray, trained: Trained) -> dict[str, Any]:
+    """The values of the tables, and the learning curves."""
+    judged = judge_vae(
+        key,
         trained.vae,
         test,
         draws=config.draws,
@@ -209,25 +142,32 @@ def _part(config: Config, seed: int, run: Run, checkpoint: Path) -> dict[str, An
         importance_images=config.importance_images,
     )
     return dict(
-        **run._asdict(),
-        images=data.name,
         train_images=len(data.train),
         test_images=len(test),
         binarisation=data.binarisation,
         shape=data.shape,
-        latent=run.latent,
-        parameters=count_parameters(vae),
-        flow_parameters=count_parameters(vae.flow),
-        **evaluated._asdict(),
-        gap=evaluated.gap,
+        **judged._asdict(),
+        gap=judged.gap,
         epoch=trained.epoch,
         best_test=float(np.nanmin(trained.test)),
         best_test_epoch=int(np.nanargmin(trained.test)) + 1,
-        skipped=trained.skipped,
-        epoch_seconds=float(np.nanmedian(trained.seconds[1:])) if len(trained.seconds) > 1 else None,
         curves=dict(train=trained.train, valid=trained.valid, test=trained.test),
-        **(_picture_data(picture_key, trained.vae.as_exact(), data, test) if run.seed == 0 else {}),
     )
+
+
+def _setting(config: Config, run: Run, done: Mapping[str, Any]) -> Setting:
+    """The setting of a run: its own in the search, the chosen one in a long run, else the default."""
+    if run.setting is not None or run not in long_runs(config):
+        return run.setting or candidates(config, run.model)[0]
+    setting = chosen(config, done, run.set, run.model)
+    if setting is None:
+        raise ValueError(f"Expected the search for {run.model} to be complete before {run.name}; it is not.")
+    return setting
+
+
+def _lowest(curve: np.ndarray) -> float:
+    """The lowest finite value; infinity without one."""
+    return float(np.min(curve, where=np.isfinite(curve), initial=np.inf))
 
 
 def _load(name: str, config: Config) -> images.Images:
@@ -282,8 +222,9 @@ EXPERIMENT = Experiment(
     ABOUT,
     PROFILES,
     parts,
-    tables,
+    vae_shown.tables,
     vae_shown.pictures,
-    vae_shown.claims,
+    vae_claims.claims,
     has_checkpoints=True,
+    is_current=is_current,
 )

@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import jax.random as jr
 import numpy as np
@@ -14,7 +15,7 @@ from ddnf.flows import make as make_baseline
 from ddnf.vae import Decoder, Encoder, Gaussian, bernoulli
 
 CONTEXT = 64
-Build = Callable[[PRNGKeyArray, int, int | None], AbstractBijection | None]
+Build = Callable[[PRNGKeyArray, int, int | None, Any], AbstractBijection | None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,47 +24,58 @@ class Model:
 
     Attributes:
         title: name in the tables.
-        flow: from key, latent dimension and dimension of the context to the flow.
+        flow: from key, latent dimension, dimension of the context and size to the flow.
+        size: default size of the flow, which a search may change; None without a flow.
+        unit: what the size counts.
         has_context: whether an output of the encoder enters the flow.
     """
 
     title: str
     flow: Build
+    size: int | None = None
+    unit: str = ""
     has_context: bool = False
 
 
-def _none(key: PRNGKeyArray, latent: int, context: int | None) -> None:
+def _none(key: PRNGKeyArray, latent: int, context: int | None, size: int | None) -> None:
     return None
 
 
-def _baseline(name: str, layers: int, size: int | None, key: PRNGKeyArray, latent: int, context: int | None):
+def _layers(name: str, key: PRNGKeyArray, latent: int, context: int | None, size: int):
+    return make_baseline(name, key, latent, layers=size, condition_dim=context)
+
+
+def _wide(name: str, layers: int, key: PRNGKeyArray, latent: int, context: int | None, size: int):
     return make_baseline(name, key, latent, layers=layers, condition_dim=context, size=size)
 
 
-def _ddnf(key: PRNGKeyArray, latent: int, context: int | None) -> DDNF:
+def _ddnf(key: PRNGKeyArray, latent: int, context: int | None, size: int) -> DDNF:
     # Blocks of one step, each with its own field; the Lipschitz bound keeps all of them from folding.
-    return DDNF(key, latent, blocks=16, steps=1, hidden=(8,), condition_dim=context, output_scale=0.3, lipschitz=0.97)
+    return DDNF(key, latent, blocks=size, steps=1, hidden=(8,), condition_dim=context, output_scale=0.3, lipschitz=0.97)
 
 
-def _as_in_the_paper(key: PRNGKeyArray, latent: int, context: int | None) -> DDNF:
+def _as_in_the_paper(key: PRNGKeyArray, latent: int, context: int | None, size: int) -> DDNF:
     # Two hidden layers of two units, trained with one probe and without a guarantee; the paper does not give K and T.
     rule = Taylor(2, probes=1)
-    return DDNF(key, latent, blocks=8, steps=4, hidden=(2, 2), condition_dim=context, log_det=rule)
+    return DDNF(key, latent, blocks=size, steps=4, hidden=(2, 2), condition_dim=context, log_det=rule)
 
 
-def _pair(name: str, title: str, flow: Build) -> dict[str, Model]:
-    return {name: Model(title, flow), f"{name}+context": Model(f"{title} + context", flow, has_context=True)}
+def _pair(name: str, title: str, flow: Callable, size: int | None = None, unit: str = "") -> dict[str, Model]:
+    return {
+        name: Model(title, flow, size, unit),
+        f"{name}+context": Model(f"{title} + context", flow, size, unit, has_context=True),
+    }
 
 
 MODELS: dict[str, Model] = {
     **_pair("plain", "plain VAE", _none),
-    **_pair("planar", "planar", partial(_baseline, "planar", 8, None)),
-    **_pair("householder", "Householder", partial(_baseline, "householder", 8, None)),
-    **_pair("sylvester", "Sylvester", partial(_baseline, "sylvester", 2, 8)),
-    **_pair("iaf", "IAF", partial(_baseline, "iaf", 2, 128)),
-    **_pair("naf", "NAF", partial(_baseline, "naf", 1, 128)),
-    **_pair("ddnf", "DDNF", _ddnf),
-    "ddnf22+context": Model("DDNF (2, 2) + context, one probe", _as_in_the_paper, has_context=True),
+    **_pair("planar", "planar", partial(_layers, "planar"), 8, "layers"),
+    **_pair("householder", "Householder", partial(_layers, "householder"), 8, "reflections"),
+    **_pair("sylvester", "Sylvester", partial(_wide, "sylvester", 2), 8, "columns"),
+    **_pair("iaf", "IAF", partial(_wide, "iaf", 2), 128, "units"),
+    **_pair("naf", "NAF", partial(_wide, "naf", 1), 128, "units"),
+    **_pair("ddnf", "DDNF", _ddnf, 16, "blocks"),
+    "ddnf22+context": Model("DDNF (2, 2) + context, one probe", _as_in_the_paper, 8, "blocks", has_context=True),
 }
 
 
@@ -74,6 +86,7 @@ def make(
     latent: int,
     mean: Float[np.ndarray, " pixels"],
     is_binary: bool = True,
+    size: int | None = None,
 ) -> VAE:
     """Builds an auto-encoder of the tables: Appendix C's networks and the posterior of this name.
 
@@ -83,6 +96,7 @@ def make(
         latent: dimension of the latent space.
         mean: the mean image, values in [0, 1].
         is_binary: whether pixels are binary; else they are real numbers.
+        size: of the flow; None for the model's default.
 
     Example:
         >>> from ddnf_paper.models import count_parameters
@@ -98,6 +112,6 @@ def make(
     return VAE(
         Encoder(encoder_key, len(mean), latent, context=context),
         Decoder(decoder_key, latent, len(mean), mean=mean),
-        model.flow(flow_key, latent, context),
+        model.flow(flow_key, latent, context, model.size if size is None else size),
         bernoulli if is_binary else Gaussian(),
     )

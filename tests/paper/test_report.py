@@ -148,6 +148,13 @@ def test_damaged_results(tmp_path, capsys, monkeypatch):
     assert "Expected the results of a run in" in one_line(["report", str(tmp_path)], capsys)
 
 
+def test_a_long_experiment_is_reported_before_all_is_done(out, tmp_path):
+    (tmp_path / "halted.json").write_text((out / "halted.json").read_text())
+    page = report.write(tmp_path, experiments={"halted": experiment("halted", has_checkpoints=True)})
+    shown = page.read_text("utf-8")
+    assert "interrupted" not in shown and "Many dots" in shown
+
+
 @pytest.mark.parametrize(
     ("seconds", "words"), [(3.21, "3.2 s"), (59.96, "1 min 0 s"), (200.0, "3 min 20 s"), (7321.0, "2 h 2 min")]
 )

@@ -8,17 +8,18 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ddnf.posterior.chain_stages import polish, try_chains, warm_up
+from ddnf.posterior.diagnosis import KHAT
 from ddnf.posterior.issues import find_issues
 from ddnf.posterior.log import Log, Row
+from ddnf.posterior.modes import LARGEST_FULL
 from ddnf.posterior.stages import (
     check,
     enlarge,
     find_modes,
     fit_base,
     join,
-    polish,
     train,
-    try_chains,
     unfold,
     uses_default_flow,
 )
@@ -29,7 +30,7 @@ _NEARLY_GOOD = 0.9
 _GAIN = 0.05
 _SMALL_GAIN = 0.002
 # From this many dimensions on, chains through the base are tried before a flow is trained.
-_MANY_DIMENSIONS = 50
+_MANY_DIMENSIONS = 25
 # How often Gaussians at missed mass may join the base.
 _JOINS = 3
 # A larger flow comes before the chains where ESS is lower than this, and -log ESS above this for each dimension: small
@@ -80,6 +81,8 @@ def _next_training(state: State) -> Decision | str:
         return "no round left"
     name = _round_name(state)
     if _may_try_chains(state):
+        if state.warm is None and _is_far_off(state):
+            return Decision(warm_up, "warm up", "run chains from random starts")
         return Decision(try_chains, "chains", "try chains")
     if state.rounds == 0:
         return Decision(partial(train, name=name), name, "train")
@@ -103,6 +106,12 @@ def _may_try_chains(state: State) -> bool:
     is_first = state.rounds == 0 and not state.is_tried and not state.is_enlarged and bool(state.candidates)
     is_free = s.exact == "auto" and s.regularizer is None and uses_default_flow(state)
     return is_first and is_free and s.target.dim >= _MANY_DIMENSIONS
+
+
+def _is_far_off(state: State) -> bool:
+    """Whether chains that start from a Gaussian would start in the wrong place."""
+    diagnosis, is_gaussian = state.best.diagnosis, state.base is None and state.settings.target.dim <= LARGEST_FULL
+    return is_gaussian and (diagnosis.khat > KHAT or diagnosis.ess < _POOR)
 
 
 def _round_name(state: State) -> str:
