@@ -8,13 +8,15 @@ test rows, whatever the seed. Of the UCI tables nine tenths train and one tenth 
 of the smallest gap. `patches` are 20,000 patches of 8 x 8 pixels of the Frey faces with uniform noise, less their mean,
 without the last pixel, as for BSDS300; test patches are from other images. Each row of the result is saved when it is
 done, with wall and process time (of all threads) of the fit and the scores, compilation included. Rows that are marked
-as those of older code are computed again.
+as those of older code are computed again. A fit that takes more than --limit process seconds is stopped, and its row
+has no likelihood.
 """
 
 import argparse
 import itertools
 import json
 import os
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -217,6 +219,7 @@ def main():
     parser.add_argument("--tables", nargs="+", default=TABLES)
     parser.add_argument("--methods", nargs="+", default=METHODS)
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--limit", type=float, default=900.0, help="process seconds of a fit")
     options = parser.parse_args()
     record_file.check_record(options.out)
     if not (Path(options.data) / "miniboone_maf_val_test.npz").exists():
@@ -225,19 +228,32 @@ def main():
         train, test = TABLES[table](options.data, seed)
         for method in options.methods:
             if not any(_place(row) == (table, method, seed) and not row.get("older") for row in _rows(options.out)):
-                row = dict(table=table, method=method, seed=seed, **measure(METHODS[method], seed, train, test))
+                row = dict(
+                    table=table, method=method, seed=seed, **measure(METHODS[method], seed, train, test, options.limit)
+                )
                 print(row, flush=True)
                 _save(options.out, row)
 
 
-def measure(method, seed, train, test):
+def measure(method, seed, train, test, limit):
     """The figures of one fit, which compiles all that it needs."""
     jax.clear_caches()
     start, used = time.perf_counter(), time.process_time()
-    log_p, more = method(jr.key(seed), train, test)
+    signal.signal(signal.SIGPROF, _stop)
+    signal.setitimer(signal.ITIMER_PROF, limit)
+    try:
+        log_p, more = method(jr.key(seed), train, test)
+    except TimeoutError:
+        return dict(test=None, stopped_after=limit)
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
     times = dict(seconds=time.perf_counter() - start, process_seconds=time.process_time() - used)
     more = {name: value() if callable(value) else value for name, value in more.items()}
     return dict(test=float(log_p.mean()), error=float(log_p.std() / np.sqrt(len(log_p))), **more, **times)
+
+
+def _stop(*_):
+    raise TimeoutError
 
 
 def _place(row):

@@ -17,6 +17,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 import ddnf
 from ddnf import DDNF, Density, fit_density
 from ddnf.density.columns import columns_from, from_real, outside
+from ddnf.density.rows import check_far
 
 RNG = np.random.default_rng(0)
 ROWS = RNG.normal(size=(60, 2)) @ [[1.0, 0.5], [0.0, 0.8]] + [3.0, -1.0]
@@ -346,6 +347,10 @@ BAD = {
     "ragged": (lambda: fit([[1.0, 2.0], [3.0]] * 10), "Expected x to be a table of numbers"),
     "complex": (lambda: fit(ROWS + 1j), "Expected x to be a table of numbers"),
     "line": (lambda: fit(ROWS[:, 0]), r"got \(60,\): for one column write x\[:, None\]"),
+    "huge": (lambda: fit(ROWS * 1e300), "those of column 0 differ by .*: use another unit"),
+    "tiny condition": (lambda: fit(condition=GIVEN * 1e-200), "those of condition 0 differ by .*: use another unit"),
+    "times": (lambda: fit(np.array([["2020-01-01"]] * 20, "datetime64[D]")), "dates and times are understood in"),
+    "masked": (lambda: fit(np.ma.masked_greater(ROWS, 1.0)), "NaN or infinity"),
     "cube": (lambda: fit(ROWS.reshape(15, 4, 2)), r"got \(15, 4, 2\)"),
     "too few to train": (lambda: fit(ROWS[:12], validation=8), "Expected at least 5 rows to train on; got 12 rows, 8"),
     "all held out": (lambda: fit(validation=60), "Expected at least 5 rows to train on"),
@@ -421,6 +426,11 @@ def test_one_clear_line(case):
     with pytest.raises(ValueError, match=message) as error:
         call()
     assert "\n" not in str(error.value)
+
+
+def test_values_that_single_precision_cannot_hold():
+    with pytest.raises(ValueError, match=r"column 'b' has 1e\+60: drop it"):
+        check_far(changed(3, 1, 1e60), changed(3, 1, 1e60), ["a", "b"])
 
 
 def test_files_that_cannot_be(tmp_path):

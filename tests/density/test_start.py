@@ -103,6 +103,30 @@ def test_expectation_maximization_finds_clusters():
     assert found > np.mean(np.log(truth)) - 0.02
 
 
+def test_fewer_distinct_rows_than_components():
+    rows = np.repeat([[0.0, 0.0], [0.0, 1.0], [1.0, 0.0]], 20, axis=0)
+    assert np.isfinite(fit_mixture(RNG, rows, 8).log_prob(rows)).all()
+
+
+def test_rows_close_to_a_curve_have_a_weak_prior():
+    """With the prior of full strength no component is as thin as the curve."""
+    t = RNG.uniform(0, 6, size=(1500, 1))
+    rows = np.hstack([t - 3, np.sin(t), np.cos(2 * t)]) + 0.02 * RNG.normal(size=(1500, 3))
+    begin = start(RNG, Identity((3,)), rows[:1300], rows[1300:])
+    strong = fit_mixture(RNG, rows[:1300], 64).log_prob(rows[1300:]).mean()
+    assert begin.choice is not None and begin.choice.prior < 0.3
+    assert begin.log_prob.mean(axis=1).max() > strong + 0.5
+
+
+def test_covariance_of_few_rows_is_shrunk():
+    """Standard normal rows in 40 dimensions: the covariance of 60 rows loses a nat for each column of new ones."""
+    rows, new = RNG.normal(size=(60, 40)), RNG.normal(size=(200, 40))
+    truth = multivariate_normal.logpdf(new, np.zeros(40)).mean()
+    plain = multivariate_normal.logpdf(new, rows.mean(axis=0), np.cov(rows.T)).mean()
+    found = fit_mixture(RNG, rows, 1).log_prob(new).mean()
+    assert plain < truth - 20 and found > truth - 2
+
+
 CASES = {
     "normal": (RNG.normal(size=(600, 2)) @ [[1.0, 0.7], [0.0, 0.5]], (1,)),
     "clusters": (8.0 * RNG.integers(0, 2, size=(600, 1)) + RNG.normal(size=(600, 2)), (2, 4, 8)),

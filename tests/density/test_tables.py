@@ -3,6 +3,7 @@
 import dataclasses
 import datetime
 import itertools
+from decimal import Decimal
 from functools import cache
 
 import jax.random as jr
@@ -205,6 +206,13 @@ BAD = {
     "no numbers": ({"k": ["a", "b"] * 20}, "at least one column of numbers"),
     "lists": ({"x": np.arange(20.0), "k": [(1, 2), (3, 4)] * 10}, "one value in each cell"),
     "lengths": ({"x": np.arange(20.0), "k": ["a", "b"]}, "columns of one length"),
+    "one value": ({"x": 1.0, "y": 2.0}, "a list of values in column 'x'"),
+    "lists of polars": (
+        polars.DataFrame({"x": [1.0, 2.0] * 10, "k": [[1, 2]] * 20}),
+        r"got List\(Int64\) in column 'k'",
+    ),
+    "no columns": (pd.DataFrame(index=range(20)), "at least one column to model"),
+    "text": ({"x": [f"{i}.5" for i in range(300)]}, "has 300: they are numbers as text"),
     "infinity": ({"x": [np.inf] + [1.0, 2.0] * 10}, "infinity in column 'x'"),
 }
 
@@ -214,6 +222,11 @@ def test_bad_tables(case):
     table, message = BAD[case]
     with pytest.raises(ValueError, match=message):
         prepare(table, None)
+
+
+def test_decimals_are_numbers():
+    values = [Decimal(f"{i}.25") for i in range(20)]
+    assert_allclose(prepare({"x": values}, None).rows[:, 0], 0.25 + np.arange(20))
 
 
 def test_bad_arguments():

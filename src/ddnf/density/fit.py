@@ -263,8 +263,10 @@ def _problem(key, table: Prepared, held, *, adaptive, penalty) -> _Problem:
     rows, given, codes, columns = table.rows, table.given, table.codes, table.columns
     order = _order(key, len(rows))
     noise = generator(jr.fold_in(key, 1)).uniform(size=rows.shape) * [column.integer for column in columns]
-    real = to_real(columns, rows + noise)[0][order[held:]]
+    every = to_real(columns, rows + noise)[0]
+    real = every[order[held:]]
     mean, scale = (likelihood.robust_moments if adaptive else likelihood.moments)(real)
+    rows_of.check_far((every - mean) / np.diag(scale), rows, table.number_names)
     spread = (None, None) if given is None else (given.mean(axis=0), _deviations(given))
     loss = likelihood.NegativeLogLikelihood(columns, jnp.asarray(mean), jnp.asarray(scale), penalty)
     data = loss.prepare(rows, given, spread)

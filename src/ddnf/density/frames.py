@@ -3,6 +3,7 @@
 import datetime
 import re
 from collections.abc import Mapping, Sequence
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from jaxtyping import Float
 from ddnf.density.schema import Field, Raw, Schema, decode
 from ddnf.system.optional import require
 
+_NUMBERS = int | float | np.number | Decimal
 LIBRARIES = ("pandas", "polars", "columns", "array")
 _DTYPES = re.compile(
     r"u?int(8|16|32|64)|U?Int(8|16|32|64|128)|[fF]loat(16|32|64)|bool|boolean|Boolean|object|str|string|String|"
@@ -75,6 +77,8 @@ def _from_pandas(series: Any) -> Raw:
 def _from_polars(series: Any) -> Raw:
     polars = require("polars", "frames")
     dtype, kind = series.dtype, str(series.dtype).partition("(")[0]
+    if dtype.is_nested():
+        raise ValueError(f"Expected one value in each cell; got {dtype} in column {series.name!r}.")
     if dtype.is_numeric():
         return Raw(series.cast(polars.Float64).to_numpy(), kind)
     if kind == "Date":
@@ -103,11 +107,14 @@ def _from_values(values: Any) -> Raw:
 
 def _from_objects(values: np.ndarray, dtype: str) -> Raw:
     """Objects of one kind as NumPy has it, where it has one."""
+    several = next((v for v in values if isinstance(v, list | dict | set | np.ndarray)), None)
+    if several is not None:
+        raise ValueError(f"Expected one value in each cell; got {several!r:.60}.")
     known = [v for v in values if not (v is None or type(v).__name__ in ("NAType", "NaTType") or v != v)]
     if known and all(hasattr(v, "isoformat") and hasattr(v, "year") for v in known):  # dates and times of Python
         return Raw(np.array([_in_utc(v) for v in values], "datetime64[us]"), dtype)
-    if known and all(isinstance(v, int | float | np.number) and not isinstance(v, bool | np.bool_) for v in known):
-        return Raw(np.array([float(v) if isinstance(v, int | float | np.number) else np.nan for v in values]), dtype)
+    if known and all(isinstance(v, _NUMBERS) and not isinstance(v, bool | np.bool_) for v in known):
+        return Raw(np.array([float(v) if isinstance(v, _NUMBERS) else np.nan for v in values]), dtype)
     return Raw(np.array([_plain(v) for v in values], object), dtype)
 
 

@@ -122,6 +122,7 @@ class Components(NamedTuple):
     means: Float[np.ndarray, "k dim"]
     factors: Float[np.ndarray, "k dim dim"]
     freedom: float = NORMAL
+    prior: float = 1.0  # scale of the prior of the covariances
 
     def log_prob(self, rows: Float[np.ndarray, "n dim"]) -> Float[np.ndarray, " n"]:
         """The log density of rows."""
@@ -129,12 +130,13 @@ class Components(NamedTuple):
 
 
 def fit_mixture(
-    rng: np.random.Generator, rows: Float[np.ndarray, "n dim"], components: int, *, freedom: float = NORMAL
+    rng: np.random.Generator, rows: Float[np.ndarray, "n dim"], components: int, *, prior: float = 1.0
 ) -> Components:
     """A mixture by expectation maximization, from k-means.
 
     Covariances are those of an inverse Wishart prior around the pooled covariance, scaled down to the volume of a
-    component. Of a large table, some rows are used.
+    component and by `prior`: small where rows lie close to a surface of fewer dimensions. Of a large table, some rows
+    are used.
 
     Example:
         >>> rng = np.random.default_rng(0)
@@ -145,7 +147,8 @@ def fit_mixture(
     """
     rows = _some(rows)
     share = np.ones((len(rows), 1)) if components == 1 else _nearest(rows, _spread_out(rng, rows, components))
-    return _improved(_maximization(rows, share, _pooled(rows), freedom), rows)
+    initial = Components(np.ones(1), rows[:1], np.eye(rows.shape[1])[None], prior=prior)
+    return _improved(_maximization(rows, share, _pooled(rows), initial), rows)
 
 
 def with_freedom(mixture: Components, rows: Float[np.ndarray, "n dim"], freedom: float) -> Components:
@@ -154,12 +157,17 @@ def with_freedom(mixture: Components, rows: Float[np.ndarray, "n dim"], freedom:
 
 
 def _some(rows):
-    return rows[: int(np.clip(20_000_000 // rows.shape[1] ** 2, 2000, 20_000))]
+    return rows[: int(np.clip(20_000_000 // rows.shape[1] ** 2, 2000, 10_000))]
 
 
 def _pooled(rows):
-    pooled = np.atleast_2d(np.cov(rows.T))
-    return pooled + 1e-6 * np.trace(pooled) / len(pooled) * np.eye(len(pooled))
+    """The covariance, shrunk towards a multiple of the identity by the rule of Ledoit and Wolf (2004)."""
+    (n, dim), centred = rows.shape, rows - rows.mean(axis=0)
+    covariance, squares = centred.T @ centred / n, centred**2
+    target = np.trace(covariance) / dim * np.eye(dim)
+    noise = ((squares.T @ squares).sum() / n - (covariance**2).sum()) / n
+    share = np.clip(noise / max(((covariance - target) ** 2).sum(), np.finfo(float).tiny), 1e-6, 1.0)
+    return (1 - share) * covariance + share * target
 
 
 def _improved(mixture: Components, rows) -> Components:
@@ -171,28 +179,28 @@ def _improved(mixture: Components, rows) -> Components:
         log_joint, squares = _log_joint(rows, mixture)
         log_prob = np.logaddexp.reduce(log_joint, axis=1)
         weights = (mixture.freedom + dim) / (mixture.freedom + squares)
-        mixture = _maximization(rows, np.exp(log_joint - log_prob[:, None]), pooled, mixture.freedom, weights)
+        mixture = _maximization(rows, np.exp(log_joint - log_prob[:, None]), pooled, mixture, weights)
         if np.mean(log_prob) - last < 1e-3 * np.sqrt(dim):
             break
         last = np.mean(log_prob)
     return mixture
 
 
-def _maximization(rows, share, pooled, freedom, weights=1.0) -> Components:
+def _maximization(rows, share, pooled, last: Components, weights=1.0) -> Components:
     """Components from their share in each row, and from the weights that Student's t gives to rows far out."""
     (n, dim), k = rows.shape, share.shape[1]
-    if k == 1 and freedom == NORMAL:
+    if k == 1 and last.freedom == NORMAL:
         return Components(np.ones(1), rows.mean(axis=0)[None], _factor(pooled)[None])
     total, strength = share.sum(axis=0), dim + 2
     weighted = share * weights
-    means = (weighted.T @ rows + rows.mean(axis=0)) / (weighted.sum(axis=0) + 1)[:, None]
-    prior = strength * pooled * k ** (-2 / dim)
+    means = (weighted.T @ rows + last.prior * rows.mean(axis=0)) / (weighted.sum(axis=0) + last.prior)[:, None]
+    prior = last.prior * strength * pooled * k ** (-2 / dim)
     factors = []
     for j in range(k):
         used = share[:, j] > 1e-4
         centred = rows[used] - means[j]
         factors.append(_factor(((centred.T * weighted[used, j]) @ centred + prior) / (total[j] + strength)))
-    return Components((total + 1) / (n + k), means, np.stack(factors), freedom)
+    return last._replace(weights=(total + 1) / (n + k), means=means, factors=np.stack(factors))
 
 
 def _factor(covariance):
@@ -222,6 +230,8 @@ def _k_means(rng, rows, k):
     nearest = np.full(len(rows), np.inf)
     while len(centres) < k:
         nearest = np.minimum(nearest, ((rows - centres[-1]) ** 2).sum(axis=1))
+        if not nearest.any():  # fewer distinct rows than centres
+            break
         centres = np.vstack([centres, rows[rng.choice(len(rows), p=nearest / nearest.sum())]])
     for _ in range(5):
         share = _nearest(rows, centres)

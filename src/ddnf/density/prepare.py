@@ -86,6 +86,11 @@ def _from_tables(x, condition, support, names, missing) -> Prepared:
     if library != "array" and names is not None:
         raise ValueError("Expected names for arrays only; the table has names of its own.")
     table, conditions = _split(table, condition)
+    if not table:
+        raise ValueError("Expected at least one column to model; got none.")
+    for name, raw in (table | conditions).items():
+        if raw.values.ndim != 1:
+            raise ValueError(f"Expected a list of values in column {name!r}; got {raw.values!r:.40}.")
     schema = Schema(
         tuple(field_of(name, raw) for name, raw in table.items()),
         tuple(field_of(name, raw) for name, raw in conditions.items()),

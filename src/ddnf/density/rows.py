@@ -10,6 +10,7 @@ from jaxtyping import Float
 from ddnf.density.columns import Column, label, outside
 
 FEWEST_ROWS = 10
+_WIDEST, _FARTHEST = 1e100, 1e35
 
 
 def table(x: Any, dim: int, name: str) -> Any:
@@ -24,7 +25,8 @@ def finite_rows(x: Any, name: str) -> Float[np.ndarray, "n dim"]:
     """A table (rows, columns) of finite numbers; raises if it is not one."""
     rows = numbers(x, name)
     if rows.ndim != 2 or 0 in rows.shape:
-        hint = ": for one column write x[:, None]" if rows.ndim == 1 else ""
+        one = ".to_frame()" if hasattr(x, "to_frame") else "[:, None]"
+        hint = f": for one column write {name}{one}" if rows.ndim == 1 else ""
         raise ValueError(
             f"Expected {name} of shape (rows, columns), with at least one of each; got {rows.shape}{hint}."
         )
@@ -47,6 +49,7 @@ def conditions(condition: Any, count: int) -> Float[np.ndarray, "n condition"]:
     constant = np.flatnonzero(np.ptp(given, axis=0) == 0)
     if len(constant):
         raise ValueError(f"Expected conditions that vary; number {constant[0]} has one value only: leave it out.")
+    _check_scale(given, "condition ")
     return given
 
 
@@ -60,6 +63,32 @@ def check_rows(rows: Float[np.ndarray, "n dim"], columns: Sequence[Column], name
     if len(constant):
         raise ValueError(
             f"Expected columns that vary; {label(int(constant[0]), names)} has one value only: leave it out."
+        )
+    _check_scale(rows, "column ", names)
+
+
+def check_far(
+    standard: Float[np.ndarray, "n dim"], rows: Float[np.ndarray, "n dim"], names: Sequence[str] | None
+) -> None:
+    """Raises if a standardized value would overflow in single precision."""
+    row, column = np.unravel_index(np.argmax(np.abs(standard)), standard.shape)
+    if np.abs(standard[row, column]) > _FARTHEST:
+        raise ValueError(
+            f"Expected values within {_FARTHEST:g} standard deviations; {label(int(column), names)} has "
+            f"{rows[row, column]:.3g}: drop it, or model logarithms."
+        )
+
+
+def _check_scale(rows, what, names: Sequence[str] | None = None) -> None:
+    """Raises if squares of differences would overflow, or vanish."""
+    with np.errstate(over="ignore"):
+        width = np.ptp(rows, axis=0)
+    bad = np.flatnonzero((width < 1 / _WIDEST) | (width > _WIDEST))
+    if len(bad):
+        name = f"{what}{bad[0]}" if names is None else f"{what}{names[bad[0]]!r}"
+        raise ValueError(
+            f"Expected values that differ by {1 / _WIDEST:g} to {_WIDEST:g}; those of {name} differ by "
+            f"{width[bad[0]]:.3g}: use another unit."
         )
 
 
@@ -86,9 +115,11 @@ def is_integer(value: Any) -> bool:
 def numbers(x: Any, name: str) -> np.ndarray:
     """Any table as double-precision NumPy."""
     try:
-        found = np.asarray(x)
+        found = x.astype(float).filled(np.nan) if isinstance(x, np.ma.MaskedArray) else np.asarray(x)
         if np.iscomplexobj(found):
             raise TypeError("complex numbers")
+        if found.dtype.kind in "mM":
+            raise TypeError("dates and times are understood in the columns of a frame or dict")
         return found.astype(float)
     except (TypeError, ValueError) as error:
         raise ValueError(f"Expected {name} to be a table of numbers; got {type(x).__name__} ({error}).") from error

@@ -101,8 +101,8 @@ def field_of(name: str, raw: Raw) -> Field:
         raise ValueError(f"Expected column {name!r} to hold numbers, text, booleans or dates; got {', '.join(kinds)}.")
     if len(levels) > MOST_LEVELS:
         raise ValueError(
-            f"Expected categories of at most {MOST_LEVELS} levels; column {name!r} has {len(levels)}: leave it out, or "
-            "group the rare ones."
+            f"Expected categories of at most {MOST_LEVELS} levels; column {name!r} has {len(levels)}: "
+            f"{_advice(levels)}."
         )
     if len(levels) > max(10, len(values) // 2):
         raise ValueError(
@@ -112,6 +112,14 @@ def field_of(name: str, raw: Raw) -> Field:
     if len(levels) < 2:
         raise ValueError(f"Expected columns that vary; column {name!r} has one value only: leave it out.")
     return Field(name, "category", dtype, tuple(levels))
+
+
+def _advice(levels: tuple[Level, ...]) -> str:
+    try:
+        np.array(levels).astype(float)
+    except ValueError:
+        return "leave it out, or group the rare ones"
+    return "they are numbers as text; convert them to numbers"
 
 
 def _levels(name: str, values: np.ndarray) -> tuple[Level, ...]:

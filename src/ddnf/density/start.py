@@ -14,6 +14,7 @@ from ddnf.density.splines import ColumnSplines, fit_splines, map_rows
 from ddnf.density.whitening import Whitening
 
 LADDER = (2, 4, 8, 16, 32, 64)  # numbers of components to try, besides one
+PRIORS = (0.3, 0.1, 0.03, 0.01, 0.003)  # scales of the prior to try, besides 1
 FREEDOMS = (30.0, 8.0, 3.0)  # degrees of freedom to try, besides Gaussians
 _BONUS = 1.0  # of tails, in the log density of all held-out rows together
 _FEWEST_ROWS = 10  # per component
@@ -23,11 +24,12 @@ _CLIP = 10.0  # standard deviations; values farther out do not count for covaria
 
 
 class Choice(NamedTuple):
-    """A candidate: whether splines start from quantiles, the number of components and their degrees of freedom."""
+    """A candidate: whether splines start from quantiles; components, their degrees of freedom, scale of their prior."""
 
     has_quantiles: bool
     components: int
     freedom: float
+    prior: float
 
 
 class Start(NamedTuple):
@@ -57,8 +59,8 @@ def start(
 
     Columns go through splines that start as the identity, or from the quantiles of the training rows; with a condition,
     after a linear regression of the columns, or of the columns and their deviations, or none. All are tried with few
-    Gaussians; with the best, more of them are tried as long as held-out rows get likelier, and then
-    components with heavier tails.
+    Gaussians, and with weaker priors of their covariances; with the best, more of them are tried as long as held-out
+    rows get likelier, and then components with heavier tails.
 
     Args:
         rng: random numbers.
@@ -71,13 +73,18 @@ def start(
     limit = min(len(rows) / _FEWEST_ROWS, _LARGEST / rows.shape[1] ** 2)
     sizes = [1, *(k for k in LADDER if k <= limit)] if components is None else [components]
     spaces = [space for regression in _regressions(rows, given) for space in _spaces(regression, rows, held_out, given)]
-    tried = [candidate for space in spaces for candidate in space.candidates(rng, sizes[:3])]
+    tried = [candidate for space in spaces for size in sizes[:3] for candidate in space.candidates(rng, size)]
     best = max(tried, key=_value)
-    for candidate in best[0].candidates(rng, sizes[3:]):
-        tried.append(candidate)
-        if _value(candidate) < _value(best):
+    for size in sizes[3:]:
+        found = list(best[0].candidates(rng, size))
+        tried += found
+        if _value(max(found, key=_value)) < _value(best):
             break
-        best = candidate
+        best = max(found, key=_value)
+    size = len(best[1].weights)
+    if size > max(sizes[:3]):  # few components preferred this space: do many?
+        tried += [found for space in spaces if space is not best[0] for found in space.candidates(rng, size)]
+        best = max(tried, key=_value)
     # Gaussians could lose infinitely much on a far row, and a few held-out rows have none: tails have a bonus.
     bonus = _BONUS / len(held_out)
     for freedom in FREEDOMS:
@@ -86,7 +93,7 @@ def start(
         if _value(candidate) + bonus < _value(best):
             break
         best, bonus = candidate, 0.0
-    choice = Choice(best[0] in spaces[1::2], len(best[1].weights), best[1].freedom)
+    choice = Choice(best[0] in spaces[1::2], len(best[1].weights), best[1].freedom, best[1].prior)
     return Start(best[0].model(flow, best[1]), np.stack([log_prob for *_, log_prob in tried]), choice)
 
 
@@ -95,7 +102,7 @@ def start_again(
 ) -> Model:
     """The model of a choice, from other rows."""
     space = _spaces(None, rows, rows[:1], None)[int(choice.has_quantiles)]
-    mixture = fit_mixture(rng, space.rows, choice.components)
+    mixture = fit_mixture(rng, space.rows, choice.components, prior=choice.prior)
     return space.model(flow, with_freedom(mixture, space.rows, choice.freedom))
 
 
@@ -130,21 +137,35 @@ class _Space:
         self.held_out = (judged - self.mean) @ self.whiten.T
         self.log_det = log_det + more + np.sum(np.log(np.diag(self.whiten)))
 
-    def candidates(self, rng, sizes) -> Iterable[tuple["_Space", Components, np.ndarray]]:
-        for size in sizes:
-            mixture = fit_mixture(rng, self.rows, size)
-            yield self, mixture, mixture.log_prob(self.held_out) + self.log_det
+    def candidates(self, rng, size) -> Iterable["_Candidate"]:
+        """Mixtures of one size, with weaker priors as long as held-out rows get likelier by two standard errors.
 
-    def with_freedom(self, mixture, freedom):
-        mixture = with_freedom(mixture, self.rows, freedom)
+        A few held-out rows would often prefer components that are too narrow.
+        """
+        best = self._judged(fit_mixture(rng, self.rows, size))
+        yield best
+        for prior in PRIORS if size > 1 else ():
+            found = self._judged(fit_mixture(rng, self.rows, size, prior=prior))
+            gain = found[2] - best[2]
+            if not gain.mean() > 2 * gain.std() / np.sqrt(len(gain)):
+                break
+            yield (best := found)
+
+    def with_freedom(self, mixture, freedom) -> "_Candidate":
+        return self._judged(with_freedom(mixture, self.rows, freedom))
+
+    def _judged(self, mixture) -> "_Candidate":
         return self, mixture, mixture.log_prob(self.held_out) + self.log_det
 
     def model(self, flow, mixture) -> Model:
         # The whitening is stored as the map in the direction of training: a product, and no solve.
         whitening = Whitening(-self.whiten @ self.mean, self.whiten)
         regression = [] if self.regression is None else [Invert(self.regression)]
-        return Model(Chain([flow, Invert(whitening), Invert(self.splines), *regression]), Mixture(*mixture))
+        return Model(Chain([flow, Invert(whitening), Invert(self.splines), *regression]), Mixture(*mixture[:4]))
 
 
-def _value(candidate) -> float:
+_Candidate = tuple[_Space, Components, np.ndarray]
+
+
+def _value(candidate: _Candidate) -> float:
     return float(np.mean(candidate[2]))
