@@ -70,6 +70,7 @@ def record(tmp_path_factory):
     return done, out
 
 
+@pytest.mark.slow
 def test_smoke(record):
     record, out = record
     assert len(record["parts"]) == 2
