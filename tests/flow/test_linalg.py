@@ -61,8 +61,7 @@ def check(n, kind, dtype):
     assert np.abs(found - inverse).max() <= tolerance * np.abs(inverse).max()
 
 
-@pytest.mark.parametrize("n", SIZES)
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize(("n", "dtype"), [*((n, np.float64) for n in SIZES), (3, np.float32), (16, np.float32)])
 def test_against_lapack(n, dtype):
     """Far from the identity elimination without pivots is not safe: the fallback must give the same."""
     for kind in KINDS:
@@ -70,8 +69,8 @@ def test_against_lapack(n, dtype):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("n", sorted(set(range(1, 66)) - set(SIZES)))
-def test_every_other_size_against_lapack(n):
+@pytest.mark.parametrize("n", range(1, 66))
+def test_every_size_against_lapack(n):
     for kind in KINDS:
         for dtype in (np.float32, np.float64):
             check(n, kind, dtype)

@@ -15,7 +15,7 @@ from ddnf.flows import BASELINES, CNF, DeepSigmoidal, Planar, Radial, for_evalua
 from ddnf.flows.ode import probe
 
 # They compile slowly: left to CI.
-SLOW = ("bnaf", "cnf", "cnf-hutchinson", "spline-iaf", "spline-maf")
+SLOW = ("bnaf", "cnf", "cnf-hutchinson", "naf", "spline-iaf", "spline-maf")
 
 
 def marked(name, *more):

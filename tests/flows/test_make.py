@@ -13,8 +13,10 @@ import pytest
 
 from ddnf import flows
 from ddnf.flows import BASELINES, DeepSigmoidal, Sylvester, make
+from tests.flows.test_bijections import marked
 
 every_baseline = pytest.mark.parametrize("name", BASELINES)
+every_compiled_baseline = pytest.mark.parametrize("name", [marked(name) for name in BASELINES])
 
 
 @cache
@@ -22,7 +24,7 @@ def made(name, layers):
     return make(name, jr.key(0), 2, layers=layers)
 
 
-@every_baseline
+@every_compiled_baseline
 def test_shapes_and_start(name):
     """Of the shape asked for, and close enough to the identity at first for its log density to be of use."""
     flow = made(name, 2)
@@ -44,7 +46,7 @@ def test_size_is_its_width(name):
     assert count(2) < count(4) < count(BASELINES[name].size)
 
 
-@every_baseline
+@every_compiled_baseline
 def test_program_does_not_grow_with_layers(name):
     def length(layers):
         return len(str(jax.make_jaxpr(made(name, layers).transform_and_log_det)(jnp.ones(2))).splitlines())
