@@ -48,13 +48,14 @@ def test_in_many_dimensions_chains_come_before_a_flow():
 
 def test_chains_that_get_nowhere_are_given_up():
     """In a funnel, where the flow comes next."""
-    from ddnf.posterior.stages import find_modes, fit_base, try_chains
+    from ddnf.posterior.chain_stages import try_chains
+    from ddnf.posterior.stages import find_modes, fit_base
     from ddnf.posterior.state import Settings, State
 
     target, keys = ddnf.Target(funnel(50, 3.0).log_density, 50), jr.split(jr.key(0), 4)
     settings = Settings(target, None, 10, 8, 0.1, 1, 1, "full", None, None, None, None, "auto", False, *keys)
     base = fit_base(find_modes(State(settings, Search(target), 0.1)))
-    assert next_stage(base).name == "chains"
+    assert next_stage(base).name == "warm up"
     tried = try_chains(base)
     assert not tried.polished and 0 < tried.gradients < 500_000
     assert next_stage(tried).name == "flow 1"

@@ -9,6 +9,7 @@ import jax.random as jr
 import numpy as np
 from flowjax.bijections import AbstractBijection
 from jaxtyping import Array, PRNGKeyArray
+from threadpoolctl import threadpool_limits
 
 from ddnf.posterior.bridge import Bridge, bridge
 from ddnf.posterior.defaults import default_learning_rate, resolve_end
@@ -44,9 +45,9 @@ def fit_posterior(
 ) -> Posterior:
     """Fits a flow to a target by minimizing KL(q|p): variational inference without tuning, made exact where needed.
 
-    A search for modes gives a Gaussian, which standardizes the target. From 50 dimensions on, Markov chains are tried
-    next, and returned if they converge at once. A flow, close to the identity at first, and an affine map after it are
-    trained on their own draws. Where importance weights show that it is nearly good enough,
+    A search for modes gives a Gaussian, which standardizes the target. From 50 dimensions on, Markov chains from random
+    starts are tried next, and returned if they converge. A flow, close to the identity at first, and an affine map
+    after it are trained on their own draws. Where importance weights show that it is nearly good enough,
     training goes on from where it is, for at most `rounds` rounds; it starts again with a smaller learning rate if the
     flow folds or has become worse than the Gaussian. Where it is not good enough, Markov chains through the best flow
     correct it, and a larger flow is trained if they do not converge. `posterior.log` shows what was done.
@@ -96,7 +97,9 @@ def fit_posterior(
     rest = end, gradient, temper, regularizer, checkpoint, exact, progress
     rate = default_learning_rate(target.dim) if learning_rate is None else learning_rate
     settings = Settings(target, flow, steps, batch, rate, rounds, searches, *rest, *jr.split(key, 4))
-    posterior = fit_tall(settings, _run, _posterior) if is_tall(settings) else _posterior(_run(settings))
+    # Threads of LAPACK do not help matrices of this size, and wait for each other where cores are shared.
+    with threadpool_limits(1, user_api="blas"):
+        posterior = fit_tall(settings, _run, _posterior) if is_tall(settings) else _posterior(_run(settings))
     for issue in posterior.issues:
         warnings.warn(issue, RuntimeWarning, stacklevel=2)
     return posterior

@@ -11,6 +11,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
+import numpy as np
 from flowjax.bijections import AbstractBijection
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
@@ -22,6 +23,8 @@ from ddnf.posterior.evaluate import Base, draw_base
 # Transitions of one compiled program.
 CHUNK = 25
 ACCEPTANCE = 0.8
+# Beyond this many dimensions, momenta have deviations only, no correlations.
+_LARGEST_FULL = 512
 # An energy error beyond which a trajectory has left the level set that it should follow.
 _DIVERGENT = 50.0
 
@@ -34,12 +37,14 @@ class Kernel(NamedTuple):
         log_step: logarithm of the step size.
         length: leapfrog steps of a transition.
         jumps: share of the transitions that end with a proposal from the flow.
+        target: mean acceptance that the step size is tuned for.
     """
 
     scale: Float[Array, "dim *dim"]
     log_step: Float[Array, ""]
     length: Int[Array, ""]
     jumps: Float[Array, ""] | float = 1.0
+    target: Float[Array, ""] | float = ACCEPTANCE
 
 
 class Position(NamedTuple):
@@ -92,6 +97,37 @@ class Space(eqx.Module):
         return Position(x, z, log_p, log_p - base, jnp.where(jnp.isfinite(slope), slope, 0.0))
 
 
+@eqx.filter_jit
+def place(space: Space, z: Float[Array, "n dim"]) -> Position:
+    """Chains at points of the target's space."""
+    return space.at(batch.inverse_and_log_det(space.flow, z.astype(jnp.result_type(float)))[0])
+
+
+def initial_kernel(dim: int, jumps: float) -> Kernel:
+    """A kernel to begin with, for x that is nearly standard."""
+    dtype = jnp.result_type(float)
+    scale = jnp.eye(dim, dtype=dtype) if dim <= _LARGEST_FULL else jnp.ones(dim, dtype)
+    log_step, share, target = (jnp.asarray(value, dtype) for value in (-0.7 - np.log(dim) / 4, jumps, ACCEPTANCE))
+    return Kernel(scale, log_step, jnp.asarray(8), share, target)
+
+
+def with_moments(kernel: Kernel, draws: Float[np.ndarray, "chains draws dim"], ess: float) -> Kernel:
+    """The kernel with momenta that suit x with the covariance of these draws."""
+    deviation, scale = shrunk_moments(draws, ess)[1:]
+    # The step size is relative to the scale: it stays as it is.
+    return kernel._replace(scale=jnp.asarray(scale if kernel.scale.ndim == 2 else deviation, kernel.scale.dtype))
+
+
+def shrunk_moments(draws: Float[np.ndarray, "chains draws dim"], ess: float) -> tuple[np.ndarray, ...]:
+    """Mean, deviations, triangular root of the covariance; correlations shrink where few draws are independent."""
+    dim = draws.shape[-1]
+    x = np.asarray(draws, float).reshape(-1, dim)
+    mean, deviation = x.mean(axis=0), np.maximum(x.std(axis=0), 1e-30)
+    share = dim / (dim + ess)
+    correlation = (1 - share) * np.cov(((x - mean) / deviation).T, bias=True).reshape(dim, dim) + share * np.eye(dim)
+    return mean, deviation, deviation[:, None] * np.linalg.cholesky(correlation)
+
+
 def nowhere(chains: int, dim: int) -> Position:
     """Chains that have not begun: any proposal of the flow is accepted."""
     points, values = jnp.zeros((chains, dim)), jnp.full(chains, -jnp.inf)
@@ -116,7 +152,7 @@ def run(
     def transition(carry, number):
         kernel, before = carry
         position, acceptance, divergent, jumped = _transition(space, jr.fold_in(key, number), kernel, before)
-        change = gain / jnp.sqrt(1.0 + number) * (jnp.mean(acceptance) - ACCEPTANCE)
+        change = gain / jnp.sqrt(1.0 + number) * (jnp.mean(acceptance) - kernel.target)
         kernel = kernel._replace(log_step=(kernel.log_step + change).astype(kernel.log_step.dtype))
         trace = Trace(position.x, position.z, position.log_weight, acceptance, divergent, jumped)
         return (kernel, position), trace

@@ -8,17 +8,18 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ddnf.posterior.chain_stages import polish, try_chains, warm_up
+from ddnf.posterior.diagnosis import KHAT
 from ddnf.posterior.issues import find_issues
 from ddnf.posterior.log import Log, Row
+from ddnf.posterior.modes import LARGEST_FULL
 from ddnf.posterior.stages import (
     check,
     enlarge,
     find_modes,
     fit_base,
     join,
-    polish,
     train,
-    try_chains,
     unfold,
     uses_default_flow,
 )
@@ -80,6 +81,8 @@ def _next_training(state: State) -> Decision | str:
         return "no round left"
     name = _round_name(state)
     if _may_try_chains(state):
+        if state.warm is None and _is_far_off(state):
+            return Decision(warm_up, "warm up", "run chains from random starts")
         return Decision(try_chains, "chains", "try chains")
     if state.rounds == 0:
         return Decision(partial(train, name=name), name, "train")
@@ -103,6 +106,12 @@ def _may_try_chains(state: State) -> bool:
     is_first = state.rounds == 0 and not state.is_tried and not state.is_enlarged and bool(state.candidates)
     is_free = s.exact == "auto" and s.regularizer is None and uses_default_flow(state)
     return is_first and is_free and s.target.dim >= _MANY_DIMENSIONS
+
+
+def _is_far_off(state: State) -> bool:
+    """Whether chains that start from the base would start in the wrong place."""
+    diagnosis = state.best.diagnosis
+    return state.settings.target.dim <= LARGEST_FULL and (diagnosis.khat > KHAT or diagnosis.ess < _POOR)
 
 
 def _round_name(state: State) -> str:

@@ -16,9 +16,23 @@ from jaxtyping import Float, PRNGKeyArray
 from tqdm.auto import tqdm
 
 from ddnf.posterior.convergence import Convergence, convergence
+from ddnf.posterior.cost import operations
 from ddnf.posterior.diagnosis import KHAT
 from ddnf.posterior.evaluate import LostFitError
-from ddnf.posterior.hmc import CHUNK, Kernel, Position, Space, Trace, nowhere, run
+from ddnf.posterior.hmc import (
+    CHUNK,
+    Kernel,
+    Position,
+    Space,
+    Trace,
+    initial_kernel,
+    nowhere,
+    place,
+    run,
+    shrunk_moments,
+    with_moments,
+)
+from ddnf.posterior.warmup import Warm
 
 CHAINS = 32
 RHAT = 1.01
@@ -30,19 +44,25 @@ _ENOUGH_ESS = 4000
 # R-hat below which chains have met, so that what follows is more of the same; and beyond which they are far from it.
 _MET = 1.05
 _APART = 1.2
-_LONGEST = 64
+_LONGEST = 256
+# Share of divergent trajectories above which steps get smaller, by a higher acceptance to tune for, up to a limit.
+_MANY_DIVERGENCES = 0.02
+_HIGHEST_TARGET = 0.97
+# Draws of a chain by which convergence is judged; the others are left out, evenly.
+_JUDGED = 500
 _TUNING = 2
 _RUNS = 10
 # Gradient evaluations after which a run that has not converged is the last one.
 _MOST_GRADIENTS = 2_000_000
+# The same for chains through an affine map and a cheap target: what takes so many operations, within a limit.
+_MOST_OPERATIONS = 6e11
+_MOST_CHEAP = 16_000_000
 _TRIAL_GRADIENTS = 500_000
 # Share of transitions with a proposal from a flow that misses part of the target: more would fill up the chains with
 # draws of the flow before they have been where it does not go.
 _RARE_JUMPS = 0.1
 # Transitions of such chains, unless these take more gradients than a trial: they enter its far tails slowly.
 _LEAST_TRANSITIONS = 1500
-# Beyond this many dimensions, momenta have deviations only, no correlations.
-_LARGEST_FULL = 512
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,6 +102,11 @@ class Chains:
         """The smallest effective sample size, of bulk and tails."""
         return float(min(self.convergence.ess_bulk.min(), self.convergence.ess_tail.min()))
 
+    def moments(self) -> tuple[np.ndarray, np.ndarray]:
+        """Mean and triangular root of the covariance of the later half of the draws."""
+        mean, _, scale = shrunk_moments(self.z[:, self.z.shape[1] // 2 :], self.ess)
+        return mean, scale
+
     @cached_property
     def weights_convergence(self) -> Convergence:
         """R-hat and effective sample sizes of the log weights: chains that stay for long where p / q is large show it
@@ -119,22 +144,44 @@ class _Run(NamedTuple):
 
     @property
     def efficiency(self) -> float:
-        """Effective draws for each gradient of a chain."""
-        return self.ess / (self.transitions * (self.length + 1))
+        """Effective draws of slow coordinates, for each gradient of a chain.
+
+        Not of the slowest, which is often one that is stuck: few transitions say little of it, whatever their length.
+        """
+        return float(np.quantile(self.convergence.ess_bulk, 0.1)) / (self.transitions * (self.length + 1))
 
 
 def run_polish(
-    key: PRNGKeyArray, space: Space, *, draws: int, progress: bool, khat: float = 0.0, is_trial: bool = False
+    key: PRNGKeyArray,
+    space: Space,
+    *,
+    draws: int,
+    progress: bool,
+    khat: float = 0.0,
+    is_trial: bool = False,
+    is_affine: bool = False,
+    warm: Warm | None = None,
 ) -> Chains:
     """Runs chains until they have converged and have `_ENOUGH_ESS` effective draws, or the budget is spent.
 
-    A trial has a smaller budget, and ends when the chains are far apart after tuning.
+    They start from draws of the flow, or from where chains have warmed up in coordinates like these.
+
+    A trial has a smaller budget while the chains are far apart, and ends if they are after tuning.
     """
-    budget = _TRIAL_GRADIENTS if is_trial else _MOST_GRADIENTS
     start_key, run_key = jr.split(key)
     jumps, least = (_RARE_JUMPS, _LEAST_TRANSITIONS) if khat > KHAT else (1.0, 0)
-    kernel = _initial_kernel(space.flow.shape[0], jumps)
-    position = _start(start_key, space, kernel)
+    kernel = initial_kernel(space.flow.shape[0], jumps)
+    if warm is None:
+        position = _start(start_key, space, kernel)
+    else:
+        position = place(space, jnp.asarray(warm.z))
+        kernel = kernel._replace(log_step=warm.kernel.log_step, length=warm.kernel.length)
+    most = _MOST_GRADIENTS
+    if is_affine:
+        # Momenta and the affine map take products with some triangles.
+        dim = space.flow.shape[0]
+        affordable = _MOST_OPERATIONS / (operations(space.log_density, dim) + 6 * dim**2)
+        most = int(np.clip(affordable, _MOST_GRADIENTS, _MOST_CHEAP))
     lengths: dict[int, float] = {}
     spent, transitions, latest, is_settled = CHAINS * CHUNK, 2 * CHUNK, None, False
     with tqdm(total=_RUNS, desc="posterior, polish", disable=not progress, unit="run") as bar:
@@ -149,15 +196,16 @@ def run_polish(
             bar.update()
             bar.set_postfix_str(f"R-hat {latest.convergence.rhat.max():.3f}, ESS {latest.ess:.0f}")
             lengths[latest.length] = latest.efficiency
-            following, length = kernel, latest.length
-            is_settled = bool(latest.convergence.rhat.max() < _MET) and not is_tuning
-            if not is_settled:
-                length = _next_length(lengths, latest.length)
-                following = _whitened(kernel, latest)._replace(length=jnp.asarray(length))
-            left = (budget - spent) // (CHAINS * (length + 1)) // CHUNK * CHUNK
+            is_best = latest.length == max(lengths, key=lambda length: lengths[length])
+            is_met = bool(latest.convergence.rhat.max() < _MET)
+            is_settled = is_met and (is_settled or (is_best and not is_tuning and not _is_rough(latest, kernel)))
+            following = kernel if is_settled else _retuned(kernel, latest, lengths)
+            is_apart = latest.convergence.rhat.max() > _APART
+            budget = _TRIAL_GRADIENTS if is_trial and is_apart else most
+            left = (budget - spent) // (CHAINS * (int(following.length) + 1)) // CHUNK * CHUNK
             # A shorter run than this one would not be better, unless it goes on.
             is_last = left < (CHUNK if is_settled else latest.transitions) or number == _RUNS - 1
-            is_hopeless = is_trial and number >= _TUNING and latest.convergence.rhat.max() > _APART
+            is_hopeless = is_trial and is_apart and number >= _TUNING + (warm is not None)
             is_thorough = latest.transitions >= least or spent >= _TRIAL_GRADIENTS
             is_enough = latest.is_converged and latest.ess >= _ENOUGH_ESS and is_thorough
             if is_enough or is_last or is_hopeless:
@@ -187,12 +235,6 @@ def _start(key, space: Space, kernel: Kernel) -> Position:
     return position
 
 
-def _initial_kernel(dim: int, jumps: float) -> Kernel:
-    dtype = jnp.result_type(float)
-    scale = jnp.eye(dim, dtype=dtype) if dim <= _LARGEST_FULL else jnp.ones(dim, dtype)
-    return Kernel(scale, jnp.asarray(-0.7 - np.log(dim) / 4, dtype), jnp.asarray(8), jnp.asarray(jumps, dtype))
-
-
 def _tuned(key, space, kernel, position) -> tuple[Kernel, Position]:
     """The step size adapted over a chunk of transitions, which are dropped."""
     kernel, position, _ = run(space, key, kernel, position, jnp.asarray(1.0, position.x.dtype))
@@ -210,7 +252,10 @@ def _run(key, space, kernel, position, transitions) -> tuple[_Run, Position]:
 
 
 def _judged(trace, length) -> _Run:
-    return _Run(trace, convergence(trace.z), convergence(trace.log_weight[..., None]), length)
+    # Sorting takes longer than the chains where these are long: some of the draws tell as much.
+    thin = max(1, trace.z.shape[1] // _JUDGED)
+    weights = trace.log_weight[:, ::thin, None]
+    return _Run(trace, convergence(trace.z[:, ::thin]), convergence(weights), length)
 
 
 def _is_converged(parameters: Convergence, weights: Convergence) -> bool:
@@ -221,21 +266,21 @@ def _is_converged(parameters: Convergence, weights: Convergence) -> bool:
     )
 
 
-def _whitened(kernel: Kernel, latest: _Run) -> Kernel:
-    """Momenta with the covariance of the last run, shrunk towards its diagonal by as much as the draws are few."""
-    x = np.asarray(latest.trace.x[:, latest.transitions // 2 :], float)
-    dim = x.shape[-1]
-    x = x.reshape(-1, dim)
-    deviation = np.maximum(x.std(axis=0), 1e-6)
-    if kernel.scale.ndim == 1:
-        scale = deviation
-    else:
-        correlation = np.cov((x / deviation).T).reshape(dim, dim)
-        share = dim / (dim + min(len(x), latest.ess + CHAINS) / 4)
-        correlation = (1 - share) * correlation + share * np.eye(dim)
-        scale = deviation[:, None] * np.linalg.cholesky(correlation)
-    # The step size is relative to the scale: it stays as it is, and is tuned again.
-    return kernel._replace(scale=jnp.asarray(scale, kernel.scale.dtype))
+def _is_rough(latest: _Run, kernel: Kernel) -> bool:
+    """Whether so many trajectories diverge that smaller steps are worth a trial."""
+    return bool(latest.trace.divergent.mean() > _MANY_DIVERGENCES and kernel.target < _HIGHEST_TARGET)
+
+
+def _retuned(kernel: Kernel, latest: _Run, lengths: dict[int, float]) -> Kernel:
+    """Settings for the next run: momenta from the draws of this one, and another number or size of steps."""
+    x = latest.trace.x[:, latest.transitions // 2 :]
+    tuned = with_moments(kernel, x, min(x.shape[0] * x.shape[1], latest.ess + CHAINS) / 4)
+    if not _is_rough(latest, kernel):
+        return tuned._replace(length=jnp.asarray(_next_length(lengths, latest.length)))
+    best = max(lengths, key=lambda length: lengths[length])
+    length = min(2 * best, _LONGEST) if best == latest.length else best
+    lengths.clear()
+    return tuned._replace(length=jnp.asarray(length), target=(1 + kernel.target) / 2)
 
 
 def _next_length(lengths: dict[int, float], latest: int) -> int:

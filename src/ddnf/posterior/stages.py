@@ -20,15 +20,13 @@ from ddnf.posterior.bridge import bridge
 from ddnf.posterior.defaults import default_flow, larger_flow
 from ddnf.posterior.diagnosis import EVALUATED, GOOD_KHAT, KHAT, QUICKLY, Sample, diagnose_sample, evaluate
 from ddnf.posterior.evaluate import LostFitError
-from ddnf.posterior.hmc import Space
 from ddnf.posterior.importance import psis
 from ddnf.posterior.issues import gather_evidence, missed_above, probe_points, random_starts
 from ddnf.posterior.mixture import mixture_at_modes
 from ddnf.posterior.modes import Gaussian, gaussians, merged, with_all_modes, with_more_modes
 from ddnf.posterior.objective import PathGradient, ReverseKL, Whitening, best_gradient, whitening
-from ddnf.posterior.polish import Chains, run_polish
+from ddnf.posterior.polish import Chains
 from ddnf.posterior.proper import check_proper
-from ddnf.posterior.regions import Missed
 from ddnf.posterior.state import Candidate, Polished, Settings, State
 from ddnf.posterior.target import Target
 from ddnf.training import loop
@@ -221,49 +219,24 @@ def check(state: State) -> State:
     return dataclasses.replace(state, evidence=evidence, gradients=state.gradients + evidence.drift.gradients)
 
 
-def _with_confirmed(state: State, known: Candidate, confirmed: Candidate) -> State:
-    candidates = tuple(confirmed if one is known else one for one in state.candidates)
-    polished = tuple(one._replace(candidate=confirmed) if one.candidate is known else one for one in state.polished)
-    return dataclasses.replace(state, candidates=candidates, polished=polished)
-
-
 def _chain_points(chains: Chains) -> Array:
     """Where the chains are before the flow, as many points as `probe_points` gives, so that nothing compiles again."""
     x = np.asarray(chains.position.x)
     return jnp.asarray(np.resize(x, (500, x.shape[1])))
 
 
-def polish(state: State, *, is_trial: bool = False) -> State:
-    """Markov chains through the flow of the best candidate; checks of an earlier result are void."""
-    s, best = state.settings, state.best
-    key = jr.fold_in(s.check_key, 1000 + len(state.polished) + 10 * state.joined)
-    space = Space(s.target.programs.density, best.flow, best.base)
-    # An affine map has no place that chains are slow to enter.
-    khat = 0.0 if best.stage == "base" else best.diagnosis.khat
-    chains = run_polish(key, space, draws=EVALUATED, progress=s.progress, khat=khat, is_trial=is_trial)
-    missed = () if chains.is_converged or not uses_default_flow(state) else _missed_by_flow(state, best, chains)
-    return dataclasses.replace(
-        state,
-        polished=(*state.polished, Polished(best, chains, missed)),
-        is_polished=True,
-        gradients=state.gradients + chains.gradients,
-        evidence=None,
-    )
+def _with_confirmed(state: State, known: Candidate, confirmed: Candidate) -> State:
+    candidates = tuple(confirmed if one is known else one for one in state.candidates)
+    polished = tuple(one._replace(candidate=confirmed) if one.candidate is known else one for one in state.polished)
+    return dataclasses.replace(state, candidates=candidates, polished=polished)
 
 
-def _missed_by_flow(state: State, best: Candidate, chains: Chains) -> tuple[Missed, ...]:
-    """The flow may lack mass around the point at which a chain has most weight."""
-    every, highest = np.arange(len(chains.z)), np.argmax(chains.log_weights, axis=1)
-    found = chains.z[every, highest], chains.log_weights[every, highest]
-    return missed_above(state.settings.check_key, state.search, best.sample, state.modes, *found)
-
-
-def try_chains(state: State) -> State:
-    """Markov chains through the base alone; they are given up early, and dropped, if they do not converge."""
-    tried = polish(state, is_trial=True)
-    if tried.polished[-1].is_good:
-        return dataclasses.replace(tried, is_tried=True)
-    return dataclasses.replace(state, gradients=tried.gradients, is_tried=True)
+def with_better_base(state: State, whiten: Whitening, *, is_surer: bool = False) -> State:
+    """Another Gaussian as the base, if it is the better one or surer to be where the mass is."""
+    moved = dataclasses.replace(state, whitening=whiten, base=None, trained=Chain([whiten.end()]), candidates=())
+    moved = _refined(_with_candidate(moved, "base", 0))
+    is_better = bool(moved.candidates) and (is_surer or moved.best.rank > state.best.rank)
+    return moved if is_better else state
 
 
 def enlarge(state: State) -> State:
@@ -274,7 +247,7 @@ def enlarge(state: State) -> State:
     """
     s, whiten = state.settings, state.whitening
     if whiten is not None and state.polished and state.base is None and s.end is not None:
-        whiten = whitening(*_moments(state.polished[-1].chains), s.end)
+        whiten = whitening(*state.polished[-1].chains.moments(), s.end)
     state = _with_flow(dataclasses.replace(state, whitening=whiten), larger_flow(s.flow_key, s.target.dim))
     return dataclasses.replace(
         state,
@@ -286,17 +259,6 @@ def enlarge(state: State) -> State:
         failed=(),
         evidence=None,
     )
-
-
-def _moments(chains: Chains) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and triangular scale of the second half of the draws; correlations shrink where few are independent."""
-    z = chains.z[:, chains.z.shape[1] // 2 :].astype(float)
-    dim = z.shape[-1]
-    z = z.reshape(-1, dim)
-    deviation = np.maximum(z.std(axis=0), 1e-30)
-    share = dim / (dim + chains.ess)
-    correlation = (1 - share) * np.corrcoef(z.T).reshape(dim, dim) + share * np.eye(dim)
-    return z.mean(axis=0), deviation[:, None] * np.linalg.cholesky(correlation)
 
 
 def join(state: State) -> State:
@@ -341,7 +303,7 @@ def training_issue(state: State) -> str | None:
 
 
 def _with_candidate(state: State, name: str, skipped: int) -> State:
-    s, flow = state.settings, _merged_flow(state.trained, state.whitening)
+    s, flow = state.settings, merged_flow(state.trained, state.whitening)
     try:
         sample = evaluate(s.check_key, flow, s.target, base=state.base, n=QUICKLY)
     except LostFitError:
@@ -375,5 +337,5 @@ def _sample_of(polished: Polished, settings: Settings) -> Sample:
     return Sample(z, log_p - log_evidence, weights, polished.chains.ess)
 
 
-def _merged_flow(flow, whiten) -> AbstractBijection:
+def merged_flow(flow, whiten) -> AbstractBijection:
     return as_exact(flow if whiten is None else whiten.merge(flow))

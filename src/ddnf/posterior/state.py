@@ -19,6 +19,7 @@ from ddnf.posterior.objective import End, Gradient, Whitening
 from ddnf.posterior.polish import Chains
 from ddnf.posterior.regions import Missed
 from ddnf.posterior.target import Target
+from ddnf.posterior.warmup import Warm
 
 Exact = Literal["auto", "always", "never"]
 
@@ -100,6 +101,7 @@ class State:
         is_enlarged: whether a larger flow has taken the place of the default one.
         is_finer: whether this flow has twice the steps that it began with.
         is_extended: whether training has gone on once because more draws did not confirm that the fit is good.
+        warm: Markov chains from random starts, after they have warmed up; None before.
         is_tried: whether chains through the base alone have been tried.
         polished: Markov chains, at most one set for each of these flows.
         is_polished: whether chains have run through this flow.
@@ -124,6 +126,7 @@ class State:
     is_enlarged: bool = False
     is_finer: bool = False
     is_extended: bool = False
+    warm: Warm | None = None
     is_tried: bool = False
     polished: tuple[Polished, ...] = ()
     is_polished: bool = False

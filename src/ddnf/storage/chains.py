@@ -53,7 +53,7 @@ def _check(chains: Chains, dim: int) -> None:
     shapes += [(kernel.scale.shape, (dim,) * max(kernel.scale.ndim, 1)), (kernel.log_step.shape, ())]
     if count == 0 or chains.thin < 1 or any(found != wanted for found, wanted in shapes):
         raise ValueError(f"Expected draws of Markov chains in {dim} dimensions; got arrays that do not fit together.")
-    is_within = 1 <= int(kernel.length) <= 1024 and 0 < float(kernel.jumps) <= 1
+    is_within = 1 <= int(kernel.length) <= 1024 and 0 < float(kernel.jumps) <= 1 and 0 < float(kernel.target) < 1
     if not (is_within and math.isfinite(float(kernel.log_step))):
         raise ValueError("Expected settings of Markov chains within their limits; got others.")
     if not np.isfinite(chains.z).all():

@@ -1,0 +1,84 @@
+"""The stages of a fit that run Markov chains: through its flow, and before there is one."""
+
+import dataclasses
+
+import jax.random as jr
+import numpy as np
+from flowjax.bijections import Chain
+
+from ddnf.posterior.diagnosis import EVALUATED
+from ddnf.posterior.hmc import Space
+from ddnf.posterior.issues import missed_above
+from ddnf.posterior.objective import whitening
+from ddnf.posterior.polish import CHAINS, Chains, run_polish
+from ddnf.posterior.regions import Missed
+from ddnf.posterior.stages import merged_flow, uses_default_flow, with_better_base
+from ddnf.posterior.state import Candidate, Polished, State
+from ddnf.posterior.warmup import Warm, best_starts
+from ddnf.posterior.warmup import warm_up as run_warm_up
+
+# R-hat of chains that are in the same place, if not yet all over it.
+_NEAR_EACH_OTHER = 1.5
+
+
+def polish(state: State, *, is_trial: bool = False, warm: Warm | None = None) -> State:
+    """Markov chains through the flow of the best candidate; checks of an earlier result are void."""
+    s, best = state.settings, state.best
+    key = jr.fold_in(s.check_key, 1000 + len(state.polished) + 10 * state.joined)
+    space = Space(s.target.programs.density, best.flow, best.base)
+    is_affine = best.stage == "base" and best.base is None
+    chains = run_polish(
+        key,
+        space,
+        draws=EVALUATED,
+        progress=s.progress,
+        # An affine map has no place that chains are slow to enter.
+        khat=0.0 if best.stage == "base" else best.diagnosis.khat,
+        is_trial=is_trial,
+        is_affine=is_affine,
+        warm=warm,
+    )
+    missed = () if chains.is_converged or not uses_default_flow(state) else _missed_by_flow(state, best, chains)
+    return dataclasses.replace(
+        state,
+        polished=(*state.polished, Polished(best, chains, missed)),
+        is_polished=True,
+        gradients=state.gradients + chains.gradients,
+        evidence=None,
+    )
+
+
+def _missed_by_flow(state: State, best: Candidate, chains: Chains) -> tuple[Missed, ...]:
+    """The flow may lack mass around the point at which a chain has most weight."""
+    every, highest = np.arange(len(chains.z)), np.argmax(chains.log_weights, axis=1)
+    found = chains.z[every, highest], chains.log_weights[every, highest]
+    return missed_above(state.settings.check_key, state.search, best.sample, state.modes, *found)
+
+
+def try_chains(state: State) -> State:
+    """Markov chains through the base alone, given up early if they do not converge.
+
+    The Gaussian with their moments then takes the place of the base if it is the better one.
+    """
+    tried = polish(state, is_trial=True, warm=state.warm)
+    chains = tried.polished[-1].chains
+    if tried.polished[-1].is_good:
+        return dataclasses.replace(tried, is_tried=True)
+    state = dataclasses.replace(state, gradients=tried.gradients, is_tried=True)
+    return (
+        state if state.base is not None else with_better_base(state, whitening(*chains.moments(), state.settings.end))
+    )
+
+
+def warm_up(state: State) -> State:
+    """Markov chains from random starts to the bulk; the Gaussian with their moments is the base if it is better."""
+    s, dim = state.settings, state.settings.target.dim
+    points = best_starts(s.check_key, s.target, CHAINS)
+    plain = whitening(np.zeros(dim), np.eye(dim), s.end)
+    space = Space(s.target.programs.density, merged_flow(Chain([plain.end()]), plain))
+    warm = run_warm_up(jr.fold_in(s.check_key, 2000), space, points)
+    state = dataclasses.replace(state, warm=warm, gradients=state.gradients + warm.gradients)
+    # Chains that are far apart would stay so.
+    is_near = warm.rhat < _NEAR_EACH_OTHER
+    state = dataclasses.replace(state, is_tried=not is_near)
+    return with_better_base(state, whitening(warm.mean, warm.scale, s.end), is_surer=is_near)

@@ -1,0 +1,51 @@
+"""What a log density costs, counted in its program: the same number on every machine, so that budgets are too."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+# What it takes to start one operation, in arithmetic operations: many share that, but those in loops.
+_START, _START_IN_LOOP = 30, 300
+# Iterations of a loop whose number is not known.
+_UNKNOWN = 1000
+
+
+def operations(log_density: Callable[[Array], Array], dim: int) -> float:
+    """An estimate of the arithmetic operations of a log density at one point.
+
+    Example:
+        >>> operations(lambda z: jnp.sum(z**2), 10) < operations(lambda z: jnp.sum(jnp.outer(z, z)), 10)
+        True
+    """
+    return _count(jax.make_jaxpr(log_density)(jax.ShapeDtypeStruct((dim,), jnp.result_type(float))).jaxpr)
+
+
+def _count(jaxpr, start: int = _START) -> float:
+    return sum(_of(equation, start) for equation in jaxpr.eqns)
+
+
+def _of(equation, start: int) -> float:
+    name = equation.primitive.name
+    inside = list(_inside(equation.params.values()))
+    if inside and name in ("scan", "while"):
+        times = equation.params["length"] if name == "scan" else _UNKNOWN
+        return times * sum(_count(jaxpr, _START_IN_LOOP) for jaxpr in inside)
+    if inside:
+        return sum(_count(jaxpr, start) for jaxpr in inside)
+    size = sum(float(np.prod(variable.aval.shape)) for variable in equation.outvars)
+    if name == "dot_general":
+        (contracted, _), _ = equation.params["dimension_numbers"]
+        size *= 2 * np.prod([equation.invars[0].aval.shape[axis] for axis in contracted])
+    return start + size
+
+
+def _inside(values):
+    """The programs among the parameters of an operation."""
+    for value in values:
+        for part in value if isinstance(value, tuple | list) else [value]:
+            inner = getattr(part, "jaxpr", part)
+            if hasattr(inner, "eqns"):
+                yield inner

@@ -1,0 +1,95 @@
+"""Chains from random starts to the bulk of a target, which modes may be far from.
+
+Hierarchies have modes at the end of a funnel, with densities that grow without bound and no mass. Chains that start
+where the model says do not go there: they end in the bulk, and their moments give a better Gaussian than any mode.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from ddnf.flow.random import generator
+from ddnf.posterior.convergence import convergence
+from ddnf.posterior.hmc import CHUNK, Kernel, Position, Space, initial_kernel, place, run, shrunk_moments, with_moments
+from ddnf.posterior.target import Target
+
+_LEAST_CHUNKS, _MOST_CHUNKS = 8, 60
+_MOST_GRADIENTS = 600_000
+# R-hat of the later half of the draws at which chains have met.
+_MET = 1.1
+# Leapfrog steps: as many as it takes to cross some deviations.
+_SHORTEST, _LONGEST, _CROSSED = 4, 32, 2.0
+# A chain is lost if its log density is lower than most others' by this for each dimension.
+_LOST = 5.0
+
+
+class Warm(NamedTuple):
+    """Where chains are after warming up, moments of the later half of their draws, and figures.
+
+    Attributes:
+        z: the last points of the chains.
+        kernel: the settings of the chains.
+        mean, scale: mean and triangular root of the covariance of the draws.
+        rhat: largest R-hat of these draws.
+        gradients: gradient evaluations.
+    """
+
+    z: Float[np.ndarray, "n dim"]
+    kernel: Kernel
+    mean: Float[np.ndarray, " dim"]
+    scale: Float[np.ndarray, "dim dim"]
+    rhat: float
+    gradients: int
+
+
+def warm_up(key: PRNGKeyArray, space: Space, starts: Float[Array, "n dim"]) -> Warm:
+    """Runs chains from starts; momenta and step size follow the draws of all chains, chunk by chunk.
+
+    Example:
+        >>> from flowjax.bijections import Identity
+        >>> space = Space(lambda z: -jnp.sum((z - 3) ** 2) / 2, Identity((2,)))
+        >>> warm = warm_up(jr.key(0), space, jr.normal(jr.key(1), (32, 2)))
+        >>> bool(abs(warm.mean - 3).max() < 0.3)
+        True
+    """
+    n, dim = starts.shape
+    position, parts, spent = place(space, starts), [], 0
+    kernel = initial_kernel(dim, 0.0)._replace(length=jnp.asarray(_SHORTEST))
+    for number in range(_MOST_CHUNKS):
+        gain = jnp.asarray(1.0 if number < 3 else 0.5, position.x.dtype)
+        kernel, position, trace = run(space, jr.fold_in(key, number), kernel, position, gain)
+        spent += CHUNK * n * (int(kernel.length) + 1)
+        parts.append(np.asarray(trace.x, float))
+        position = _without_lost(jr.fold_in(key, 1000 + number), position)
+        later = np.swapaxes(np.concatenate(parts[len(parts) // 2 :]), 0, 1)
+        found = convergence(later)
+        ess = float(found.ess_bulk.min())
+        if (number + 1 >= _LEAST_CHUNKS and found.rhat.max() < _MET) or spent > _MOST_GRADIENTS:
+            break
+        length = 2 ** np.round(np.log2(_CROSSED) - float(kernel.log_step) / np.log(2))
+        length = jnp.asarray(int(np.clip(length, _SHORTEST, _LONGEST)))
+        kernel = with_moments(kernel, later, ess)._replace(length=length)
+    mean, _, scale = shrunk_moments(later, ess)
+    return Warm(np.asarray(position.z, float), kernel, mean, scale, float(found.rhat.max()), spent)
+
+
+def _without_lost(key: PRNGKeyArray, position: Position) -> Position:
+    """Chains that are lost go on from where others are."""
+    log_p = np.asarray(position.log_p, float)
+    is_lost = ~(log_p > np.median(log_p) - _LOST * position.x.shape[1])
+    if not is_lost.any() or is_lost.all():
+        return position
+    others = generator(key).choice(np.flatnonzero(~is_lost), len(log_p))
+    source = np.where(is_lost, others, np.arange(len(log_p)))
+    return jax.tree.map(lambda a: a[source], position)
+
+
+def best_starts(key: PRNGKeyArray, target: Target, count: int) -> Float[Array, "n dim"]:
+    """The random starts of highest density, of four times as many."""
+    points = np.stack([target.start(jr.fold_in(key, number)) for number in range(4 * count)])
+    values = np.nan_to_num(target.programs.values(points), nan=-np.inf)
+    return jnp.asarray(points[np.argsort(-values)[:count]], jnp.result_type(float))
