@@ -22,7 +22,7 @@ setup: .venv/.installed
 # Files are given to the workers as they are collected: the README, the longest of them, first.
 # The slow tests run where CI is set, and with `make test SLOW=1`.
 test: setup
-	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder $(if $(CI)$(SLOW),,-m "not slow")
+	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 15 $(if $(CI)$(SLOW),,-m "not slow")
 
 # The newest releases of everything, in an environment of their own: make test-latest PYTHON=python3.13
 # ONLY="tests/flow tests/storage" for some of the tests; SLOW=1 adds the slow ones.

@@ -10,16 +10,13 @@ from benchmarks.steps import compiled, milliseconds, plain_step, training_step
 import ddnf
 
 # What is timed is to be compiled as users have it, unlike in the other tests.
-_OPTIONS = ("jax_enable_x64", "jax_disable_most_optimizations")
+pytestmark = pytest.mark.usefixtures("fully_optimized", "single_precision")
 
 
-@pytest.fixture(autouse=True)
-def optimized():
-    for name in _OPTIONS:
-        jax.config.update(name, False)
-    yield
-    for name in _OPTIONS:
-        jax.config.update(name, True)
+@pytest.fixture
+def single_precision():
+    with jax.enable_x64(False):
+        yield
 
 
 def ratio(first, second):

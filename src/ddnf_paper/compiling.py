@@ -4,9 +4,9 @@ import os
 
 import jax
 
-# The version of JAX that accepts the flag. XLA aborts the process at an unknown flag.
+# The version of JAX that accepts the flags. XLA aborts the process at an unknown flag.
 _TESTED = (0, 10)
-_FLAG = "--xla_cpu_use_fusion_emitters=false"
+_FLAGS = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
 
 
 def compile_quickly() -> None:
@@ -16,5 +16,5 @@ def compile_quickly() -> None:
     """
     jax.config.update("jax_disable_most_optimizations", True)
     flags = os.environ.get("XLA_FLAGS", "")
-    if jax.__version_info__[:2] == _TESTED and _FLAG not in flags:
-        os.environ["XLA_FLAGS"] = f"{flags} {_FLAG}".strip()
+    if jax.__version_info__[:2] == _TESTED and _FLAGS not in flags:
+        os.environ["XLA_FLAGS"] = f"{flags} {_FLAGS}".strip()

@@ -1,5 +1,7 @@
 """Solvers show their order against an accurate solution of Diffrax."""
 
+from functools import cache
+
 import diffrax
 import jax
 import jax.numpy as jnp
@@ -13,6 +15,7 @@ FIELD = MLPField(jr.key(3), 2, hidden=(6, 6), output_scale=2.0)
 START = jnp.array([0.4, -0.9])
 
 
+@cache
 def accurate():
     """z and the integral of tr J after unit time."""
 

@@ -73,6 +73,7 @@ def record(tmp_path_factory):
     return done, out
 
 
+@pytest.mark.slow
 def test_smoke(record):
     record, out = record
     search = record["parts"]["small-2, plain, 1 epochs, seed 0, rate 0.001"]

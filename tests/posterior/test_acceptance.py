@@ -2,7 +2,6 @@
 
 import os
 
-import jax
 import jax.random as jr
 import numpy as np
 import pytest
@@ -12,15 +11,7 @@ import ddnf
 from ddnf_paper.targets import cancer
 from tests.models.posteriordb import POSTERIORS, data_folder, errors, reference
 
-pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(autouse=True)
-def _fully_optimized():
-    """These fits run for long enough to pay for the compiler's optimizations."""
-    jax.config.update("jax_disable_most_optimizations", False)
-    yield
-    jax.config.update("jax_disable_most_optimizations", True)
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("fully_optimized")]
 
 
 def folder():

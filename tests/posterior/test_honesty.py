@@ -3,7 +3,6 @@
 import warnings
 from functools import partial
 
-import jax
 import jax.random as jr
 import numpy as np
 import pytest
@@ -11,15 +10,7 @@ import pytest
 import ddnf
 from tests.models.cases import EASY, HARD, judge
 
-pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(autouse=True)
-def _fully_optimized():
-    """These fits run for long enough to pay for the compiler's optimizations."""
-    jax.config.update("jax_disable_most_optimizations", False)
-    yield
-    jax.config.update("jax_disable_most_optimizations", True)
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("fully_optimized")]
 
 
 def fit(case, **options):

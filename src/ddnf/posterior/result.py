@@ -157,8 +157,7 @@ class Posterior:
         for issue in issues:
             warnings.warn(issue, RuntimeWarning, stacklevel=2)
         z, log_q, log_weights = (np.asarray(a, float) for a in self._weighted_sample(jr.fold_in(key, 1), EVALUATED))
-        sample = Sample(z, log_q, log_weights)
-        log_evidence, error = bridge(sample, chains)
+        log_evidence, error = bridge(Sample(z, log_q, log_weights), chains)
         return dataclasses.replace(
             self, chains=chains, issues=issues, stage="polish", log_evidence=log_evidence, log_evidence_error=error
         )
@@ -190,7 +189,7 @@ class Posterior:
         check_key(key)
         check_count(n=n)
         key, pick = jr.split(key)
-        z, log_weights = self._weighted(key, max(25, n if weighted else 4 * n))
+        z, _, log_weights = self._weighted_sample(key, max(25, n if weighted else 4 * n))
         smoothed = psis(log_weights)
         if smoothed.khat > KHAT:
             message = f"k-hat is {smoothed.khat:.2f}, above {KHAT}: importance weights cannot be trusted here."
@@ -257,7 +256,3 @@ class Posterior:
         target = self._known_target()
         z, log_q = map(jnp.asarray, evaluate.draw_in_parts(self.flow, key, n, base=self.base))
         return z, log_q, evaluate.clean(target.programs.values(z) - np.asarray(log_q, float))
-
-    def _weighted(self, key, n):
-        z, _, log_weights = self._weighted_sample(key, n)
-        return z, log_weights

@@ -37,6 +37,18 @@ def check_count(least: int = 1, **counts: Any) -> None:
             raise ValueError(f"Expected {name} to be an integer of at least {least}; got {_short(value)}.")
 
 
+def expect(is_fine: Any, expected: str, got: str) -> None:
+    """Raises a ValueError unless a condition holds.
+
+    Example:
+        >>> expect(1 > 2, "a number above 2", "1")
+        Traceback (most recent call last):
+        ValueError: Expected a number above 2; got 1.
+    """
+    if not is_fine:
+        raise ValueError(f"Expected {expected}; got {got}.")
+
+
 def _is_typed_key(key) -> bool:
     return isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key) and key.shape == ()
 
