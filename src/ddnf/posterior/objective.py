@@ -1,6 +1,6 @@
 """KL(q|p) from draws of q, in coordinates in which p is standardized."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import paramax
-from flowjax.bijections import AbstractBijection, Affine, Chain, TriangularAffine
+from flowjax.bijections import AbstractBijection, Affine, Chain, Identity, TriangularAffine
 from jax import lax
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
@@ -18,6 +18,7 @@ from ddnf.flow import batch
 from ddnf.flow.log_det import Exact, has_probes, with_key
 from ddnf.flow.parts import ddnf_parts
 from ddnf.posterior.evaluate import Base, draw_base
+from ddnf.system.compiling import quick_jit
 from ddnf.training.loop import Draw
 
 End = Literal["full", "diagonal"]
@@ -52,28 +53,50 @@ class Whitening(eqx.Module):
     def merge(self, flow: Chain) -> Chain:
         """The chain of a flow and its affine end, with the whitening merged into the end."""
         *parts, end = flow.bijections
-        # Unwrapped: wrappers around parameters hold functions, and new ones would cause recompilation.
-        end = paramax.unwrap(end)
-        if isinstance(end, TriangularAffine):
-            assert not isinstance(end.triangular, paramax.AbstractUnwrappable)
-            merged = self(end.loc), self.scale @ end.triangular
-            return Chain([*parts, eqx.tree_at(lambda e: (e.loc, e.triangular), end, merged)])
-        assert isinstance(end, Affine) and not isinstance(end.scale, paramax.AbstractUnwrappable)
-        return Chain([*parts, eqx.tree_at(lambda e: (e.loc, e.scale), end, (self(end.loc), self.scale * end.scale))])
+        return chain([*parts, _merged(self, end)])
+
+
+@quick_jit
+def _merged(whiten: Whitening, end):
+    # Unwrapped: wrappers around parameters hold functions, and new ones would cause recompilation.
+    end = paramax.unwrap(end)
+    if isinstance(end, TriangularAffine):
+        assert not isinstance(end.triangular, paramax.AbstractUnwrappable)
+        merged = whiten(end.loc), whiten.scale @ end.triangular
+        return eqx.tree_at(lambda e: (e.loc, e.triangular), end, merged)
+    assert isinstance(end, Affine) and not isinstance(end.scale, paramax.AbstractUnwrappable)
+    return eqx.tree_at(lambda e: (e.loc, e.scale), end, (whiten(end.loc), whiten.scale * end.scale))
 
 
 @lru_cache
 def _identity(dim, ndim, dtype):
+    """The affine identity. Its parameters are filled in: FlowJAX computes them by many small programs."""
+    loc, one = np.zeros(dim, dtype), np.log(np.expm1(np.ones(dim, dtype)))  # softplus(one) = 1
     if ndim == 2:
-        return TriangularAffine(jnp.zeros(dim, dtype), jnp.eye(dim, dtype=dtype))
-    return Affine(jnp.zeros(dim, dtype), jnp.ones(dim, dtype))
+        end = eqx.filter_eval_shape(TriangularAffine, loc, jax.ShapeDtypeStruct((dim, dim), dtype))
+        return _filled(end, jax.device_put((loc, np.diag(one))))
+    end = eqx.filter_eval_shape(Affine, loc, loc)
+    return _filled(end, jax.device_put((loc, one)))
+
+
+def _filled(end, arrays):
+    shapes, static = eqx.partition(end, lambda leaf: isinstance(leaf, jax.ShapeDtypeStruct))
+    leaves, structure = jax.tree.flatten(shapes)
+    assert [leaf.shape for leaf in leaves] == [array.shape for array in arrays]
+    return eqx.combine(jax.tree.unflatten(structure, arrays), static)
+
+
+def chain(parts: Sequence[AbstractBijection]) -> Chain:
+    """A chain of bijections of one shape. FlowJAX's constructor would compute their parameters to check shapes."""
+    blank = Chain([Identity(part.shape) for part in parts])
+    return eqx.tree_at(lambda c: c.bijections, blank, tuple(parts), is_leaf=lambda node: node is blank.bijections)
 
 
 def whitening(mean: Float[np.ndarray, " dim"], scale: Float[np.ndarray, "dim dim"], end: End) -> Whitening:
     """The whitening by a Gaussian."""
     dtype = jnp.result_type(float)
     factor = scale if end == "full" else np.sqrt(np.sum(scale**2, axis=1))
-    return Whitening(jnp.asarray(mean, dtype), jnp.asarray(factor, dtype))
+    return Whitening(*jax.device_put((np.asarray(mean, dtype), np.asarray(factor, dtype))))
 
 
 class Asked(NamedTuple):
@@ -181,7 +204,7 @@ class ReverseKL(eqx.Module):
     @property
     def path(self) -> PathGradient:
         """The same loss without the target in it."""
-        temper = jnp.asarray(self.temper)
+        temper = jax.device_put(np.asarray(self.temper, np.int32))
         return PathGradient(self.whitening, self.regularizer, self.batch, temper, self.spread, self.base)
 
     def _moved(self, flow, x, key):
@@ -222,4 +245,5 @@ def best_gradient(flow: AbstractBijection) -> Gradient:
         'path'
     """
     is_exact = all(isinstance(part.log_det, Exact) for part in ddnf_parts(flow))
-    return "path" if is_exact and batch.carries_score(flow) else "total"
+    # By shapes: to look behind wrapped parameters would compute them.
+    return "path" if is_exact and eqx.filter_eval_shape(batch.carries_score, flow) else "total"

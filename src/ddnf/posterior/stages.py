@@ -6,37 +6,46 @@ add a candidate each, with its diagnosis; the best candidate is the result, or t
 """
 
 import dataclasses
+from contextlib import nullcontext
+from functools import partial
 
+import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 from flowjax.bijections import AbstractBijection, Chain
 from jaxtyping import Array
 
+from ddnf.flow.certificate import compile_certificate
 from ddnf.flow.folds import folded_share
 from ddnf.flow.parts import as_exact
 from ddnf.flow.random import generator
 from ddnf.posterior.bridge import bridge
 from ddnf.posterior.defaults import default_flow, larger_flow
 from ddnf.posterior.diagnosis import EVALUATED, GOOD_KHAT, KHAT, QUICKLY, Sample, diagnose_sample, evaluate
-from ddnf.posterior.evaluate import LostFitError
+from ddnf.posterior.evaluate import LostFitError, compile_draws
 from ddnf.posterior.hmc import Space
 from ddnf.posterior.importance import psis
 from ddnf.posterior.issues import gather_evidence, missed_above, probe_points, random_starts
 from ddnf.posterior.mixture import mixture_at_modes
 from ddnf.posterior.modes import Gaussian, gaussians, merged, with_all_modes, with_more_modes
-from ddnf.posterior.objective import PathGradient, ReverseKL, Whitening, best_gradient, whitening
+from ddnf.posterior.objective import PathGradient, ReverseKL, Whitening, best_gradient, chain, whitening
 from ddnf.posterior.polish import Chains, run_polish
 from ddnf.posterior.proper import check_proper
 from ddnf.posterior.regions import Missed
 from ddnf.posterior.state import Candidate, Polished, Settings, State
 from ddnf.posterior.target import Target
+from ddnf.system.compiling import compiling_ahead
 from ddnf.training import loop
 
 # Training steps of the first round, which is enough for most targets, of one more where it nearly was, and of others.
 FIRST_STEPS = 600
 STEPS = 2500
 _NEAR = 0.97
+# Factors by which a quarter of the draws is spread out: always, for the sake of the tails, and after a k-hat that is high.
+_SPREAD, _FAR = 1.25, 1.5
+# The path gradient has little noise at the end of training: Adam can forget sooner how large gradients were at first.
+_B2 = 0.99
 _REFINEMENTS = 3
 
 
@@ -63,7 +72,7 @@ def fit_base(state: State) -> State:
         flow = default_flow(s.flow_key, s.target.dim) if s.flow is None else s.flow
         return _with_candidate(_with_flow(state, flow), "base", 0)
     assert whiten is not None
-    state = _with_candidate(dataclasses.replace(state, trained=Chain([whiten.end()])), "base", 0)
+    state = _with_candidate(dataclasses.replace(state, trained=chain([whiten.end()])), "base", 0)
     return state if base is not None else _refined(state)
 
 
@@ -80,7 +89,7 @@ def _refined(state: State) -> State:
         if moments is None:
             break
         whiten = whitening(*moments, s.end)
-        other = dataclasses.replace(state, whitening=whiten, trained=Chain([whiten.end()]), candidates=())
+        other = dataclasses.replace(state, whitening=whiten, trained=chain([whiten.end()]), candidates=())
         other = _with_candidate(other, "base", 0)
         if not other.candidates or other.candidates[-1].diagnosis.ess < diagnosis.ess:
             break
@@ -107,7 +116,7 @@ def _corrected(candidate: Candidate, whiten: Whitening) -> tuple[np.ndarray, np.
 def _with_flow(state: State, flow: AbstractBijection) -> State:
     """A state with an untrained flow, followed by an affine end."""
     whiten = state.whitening
-    initial = flow if whiten is None else Chain([flow, whiten.end()])
+    initial = flow if whiten is None else chain([flow, whiten.end()])
     return dataclasses.replace(state, initial=initial, trained=initial)
 
 
@@ -115,7 +124,7 @@ def unfold(state: State) -> State:
     """The default flow integrated with twice as many steps, which go on training from where it is."""
     assert isinstance(state.initial, Chain) and isinstance(state.trained, Chain)
     initial, trained = (
-        Chain([_finer(flow.bijections[0]), flow.bijections[1]]) for flow in (state.initial, state.trained)
+        chain([_finer(flow.bijections[0]), flow.bijections[1]]) for flow in (state.initial, state.trained)
     )
     rate = state.learning_rate / 2
     return dataclasses.replace(state, initial=initial, trained=trained, learning_rate=rate, is_finer=True)
@@ -145,23 +154,24 @@ def train(state: State, *, name: str, restart_rate: float | None = None, is_exte
         batch,
         gradient,
         int(temper * steps) if first else 0,
-        jnp.asarray(1.5 if is_wide else 1.0),
+        jax.device_put(np.asarray(_FAR if is_wide else _SPREAD, jnp.result_type(float))),
         state.base,
     )
     is_short = s.flow is None and s.target.dim > 2 and not state.is_enlarged
     oracle = _oracle(objective.path, s.target, is_short) if gradient == "path" else None
-    result = loop.fit(
-        jr.fold_in(s.fit_key, state.rounds + 100 * state.joined),
-        state.trained,
-        objective if oracle is None else objective.path,
-        steps=steps,
-        optimizer=loop.adam(state.learning_rate, steps),
-        oracle=oracle,
-        checkpoint=_checkpoint(state),
-        progress=s.progress,
-        description=f"posterior, {name}",
-        warn=False,
-    )
+    with compiling_ahead(partial(_compile_diagnosis, state)) if first and is_short else nullcontext():
+        result = loop.fit(
+            jr.fold_in(s.fit_key, state.rounds + 100 * state.joined),
+            state.trained,
+            objective if oracle is None else objective.path,
+            steps=steps,
+            optimizer=loop.adam(state.learning_rate, steps, b2=_B2),
+            oracle=oracle,
+            checkpoint=_checkpoint(state),
+            progress=s.progress,
+            description=f"posterior, {name}",
+            warn=False,
+        )
     state = dataclasses.replace(
         state,
         trained=result.parameters,
@@ -174,6 +184,13 @@ def train(state: State, *, name: str, restart_rate: float | None = None, is_exte
         gradients=state.gradients + result.steps * batch,
     )
     return _with_candidate(state, name, result.skipped)
+
+
+def _compile_diagnosis(state: State) -> None:
+    """Compiles what `_with_candidate` runs after the first round of training of the default flow."""
+    s, flow = state.settings, _merged_flow(state.trained, state.whitening)
+    compile_draws(flow, s.check_key, state.base)
+    compile_certificate(flow.bijections[0], probe_points(s.check_key, s.target.dim, state.base))
 
 
 def _default_steps(state: State) -> int:
