@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from os import PathLike
 from typing import Literal
 
@@ -22,6 +23,7 @@ from ddnf.posterior.state import Exact, Settings, State
 from ddnf.posterior.tall import fit_tall, is_tall
 from ddnf.posterior.target import Target
 from ddnf.system.checks import check_count, check_key
+from ddnf.system.threads import one_blas_thread
 
 
 def fit_posterior(
@@ -96,7 +98,9 @@ def fit_posterior(
     rest = end, gradient, temper, regularizer, checkpoint, exact, progress
     rate = default_learning_rate(target.dim) if learning_rate is None else learning_rate
     settings = Settings(target, flow, steps, batch, rate, rounds, searches, *rest, *jr.split(key, 4))
-    posterior = fit_tall(settings, _run, _posterior) if is_tall(settings) else _posterior(_run(settings))
+    # Large matrices of a model are worth several threads.
+    with nullcontext() if target.programs.has_large_matrices else one_blas_thread():
+        posterior = fit_tall(settings, _run, _posterior) if is_tall(settings) else _posterior(_run(settings))
     for issue in posterior.issues:
         warnings.warn(issue, RuntimeWarning, stacklevel=2)
     return posterior

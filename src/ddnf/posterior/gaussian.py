@@ -1,8 +1,14 @@
-"""The Gaussian of smallest KL(q|p): better than that of the curvature at the mode wherever a posterior is skewed."""
+"""Gaussians better than that of the curvature at the mode wherever a posterior is skewed.
+
+The one of smallest KL(q|p), one moved by importance weights, and one with the moments of Markov chains.
+"""
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Array, Float
 
+from ddnf.posterior.diagnosis import Sample
+from ddnf.posterior.importance import psis
+from ddnf.posterior.polish import Chains
 from ddnf.posterior.programs import Programs
 
 _DRAWS = 512
@@ -50,3 +56,33 @@ def best_gaussian(
             best = mean, scale, elbo
             break
     return best
+
+
+def corrected_gaussian(
+    sample: Sample, mean: Float[Array, " dim"], scale: Float[Array, "dim *dim"]
+) -> tuple[Float[np.ndarray, " dim"], Float[np.ndarray, "dim dim"]] | None:
+    """Mean and triangular scale of a Gaussian, moved by what weights change of the moments of its own draws.
+
+    The change is known better than the moments themselves: the noise of the draws cancels. None where the weights give
+    no covariance.
+    """
+    mean, scale = (np.asarray(array, float) for array in (mean, scale))
+    scale = scale if scale.ndim == 2 else np.diag(scale)
+    x = np.linalg.solve(scale, (sample.z - mean).T).T
+    weights = np.exp(psis(sample.log_weights).log_weights)
+    change = np.atleast_2d(np.cov(x.T, aweights=weights)) - np.atleast_2d(np.cov(x.T))
+    try:
+        return mean + scale @ (weights @ x - x.mean(axis=0)), scale @ np.linalg.cholesky(np.eye(len(mean)) + change)
+    except np.linalg.LinAlgError:
+        return None
+
+
+def gaussian_of_chains(chains: Chains) -> tuple[Float[np.ndarray, " dim"], Float[np.ndarray, "dim dim"]]:
+    """Mean and triangular scale of the second half of the draws; correlations shrink where few are independent."""
+    z = chains.z[:, chains.z.shape[1] // 2 :].astype(float)
+    dim = z.shape[-1]
+    z = z.reshape(-1, dim)
+    deviation = np.maximum(z.std(axis=0), 1e-30)
+    share = dim / (dim + chains.ess)
+    correlation = (1 - share) * np.corrcoef(z.T).reshape(dim, dim) + share * np.eye(dim)
+    return z.mean(axis=0), deviation[:, None] * np.linalg.cholesky(correlation)

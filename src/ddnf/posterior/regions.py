@@ -7,7 +7,6 @@ the fit has less, it misses the difference.
 
 from typing import NamedTuple
 
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, PRNGKeyArray
 

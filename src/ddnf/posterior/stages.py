@@ -24,12 +24,12 @@ from ddnf.posterior.bridge import bridge
 from ddnf.posterior.defaults import default_flow, larger_flow
 from ddnf.posterior.diagnosis import EVALUATED, GOOD_KHAT, KHAT, QUICKLY, Sample, diagnose_sample, evaluate
 from ddnf.posterior.evaluate import LostFitError, compile_draws
+from ddnf.posterior.gaussian import corrected_gaussian, gaussian_of_chains
 from ddnf.posterior.hmc import Space
-from ddnf.posterior.importance import psis
 from ddnf.posterior.issues import gather_evidence, missed_above, probe_points, random_starts
 from ddnf.posterior.mixture import mixture_at_modes
 from ddnf.posterior.modes import Gaussian, gaussians, merged, with_all_modes, with_more_modes
-from ddnf.posterior.objective import PathGradient, ReverseKL, Whitening, best_gradient, chain, whitening
+from ddnf.posterior.objective import PathGradient, ReverseKL, best_gradient, chain, whitening
 from ddnf.posterior.polish import Chains, run_polish
 from ddnf.posterior.proper import check_proper
 from ddnf.posterior.regions import Missed
@@ -42,7 +42,7 @@ from ddnf.training import loop
 FIRST_STEPS = 600
 STEPS = 2500
 _NEAR = 0.97
-# Factors by which a quarter of the draws is spread out: always, for the sake of the tails, and after a k-hat that is high.
+# Factors by which a quarter of the draws is spread out for the sake of the tails: always, and after a high k-hat.
 _SPREAD, _FAR = 1.25, 1.5
 # The path gradient has little noise at the end of training: Adam can forget sooner how large gradients were at first.
 _B2 = 0.99
@@ -85,7 +85,8 @@ def _refined(state: State) -> State:
         candidate = state.candidates[-1]
         diagnosis = candidate.diagnosis
         is_known = diagnosis.khat < KHAT and diagnosis.ess * QUICKLY > 10 * dim
-        moments = _corrected(candidate, state.whitening) if is_known and not diagnosis.is_good else None
+        known = state.whitening.mean, state.whitening.scale
+        moments = corrected_gaussian(candidate.sample, *known) if is_known and not diagnosis.is_good else None
         if moments is None:
             break
         whiten = whitening(*moments, s.end)
@@ -95,22 +96,6 @@ def _refined(state: State) -> State:
             break
         state = other
     return state
-
-
-def _corrected(candidate: Candidate, whiten: Whitening) -> tuple[np.ndarray, np.ndarray] | None:
-    """Mean and triangular scale of a Gaussian, moved by what weights change of the moments of its own draws.
-
-    The change is known better than the moments themselves: the noise of the draws cancels.
-    """
-    mean, scale = (np.asarray(array, float) for array in (whiten.mean, whiten.scale))
-    scale = scale if scale.ndim == 2 else np.diag(scale)
-    x = np.linalg.solve(scale, (candidate.sample.z - mean).T).T
-    weights = np.exp(psis(candidate.sample.log_weights).log_weights)
-    change = np.atleast_2d(np.cov(x.T, aweights=weights)) - np.atleast_2d(np.cov(x.T))
-    try:
-        return mean + scale @ (weights @ x - x.mean(axis=0)), scale @ np.linalg.cholesky(np.eye(len(mean)) + change)
-    except np.linalg.LinAlgError:
-        return None
 
 
 def _with_flow(state: State, flow: AbstractBijection) -> State:
@@ -216,9 +201,8 @@ def check(state: State) -> State:
     """All diagnoses of the best candidate, by more draws than in the course of the fit."""
     s = state.settings
     best = state.best if state.exact is None else state.exact.candidate
-    if len(best.sample.z) < EVALUATED:
-        sample = evaluate(s.check_key, best.flow, s.target, base=best.base)
-        confirmed = best._replace(sample=sample, diagnosis=diagnose_sample(sample))
+    if not best.is_confirmed:
+        confirmed = _confirmed(state, best)
         state = _with_confirmed(state, best, confirmed)
         best = confirmed
     sample = best.sample if state.exact is None else _sample_of(state.exact, s)
@@ -236,6 +220,13 @@ def check(state: State) -> State:
         probes=None if state.exact is None else _chain_points(state.exact.chains),
     )
     return dataclasses.replace(state, evidence=evidence, gradients=state.gradients + evidence.drift.gradients)
+
+
+def _confirmed(state: State, candidate: Candidate) -> Candidate:
+    """The candidate diagnosed by as many draws as its result will be."""
+    s = state.settings
+    sample = evaluate(s.check_key, candidate.flow, s.target, base=candidate.base)
+    return candidate._replace(sample=sample, diagnosis=diagnose_sample(sample))
 
 
 def _with_confirmed(state: State, known: Candidate, confirmed: Candidate) -> State:
@@ -291,7 +282,7 @@ def enlarge(state: State) -> State:
     """
     s, whiten = state.settings, state.whitening
     if whiten is not None and state.polished and state.base is None and s.end is not None:
-        whiten = whitening(*_moments(state.polished[-1].chains), s.end)
+        whiten = whitening(*gaussian_of_chains(state.polished[-1].chains), s.end)
     state = _with_flow(dataclasses.replace(state, whitening=whiten), larger_flow(s.flow_key, s.target.dim))
     return dataclasses.replace(
         state,
@@ -303,17 +294,6 @@ def enlarge(state: State) -> State:
         failed=(),
         evidence=None,
     )
-
-
-def _moments(chains: Chains) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and triangular scale of the second half of the draws; correlations shrink where few are independent."""
-    z = chains.z[:, chains.z.shape[1] // 2 :].astype(float)
-    dim = z.shape[-1]
-    z = z.reshape(-1, dim)
-    deviation = np.maximum(z.std(axis=0), 1e-30)
-    share = dim / (dim + chains.ess)
-    correlation = (1 - share) * np.corrcoef(z.T).reshape(dim, dim) + share * np.eye(dim)
-    return z.mean(axis=0), deviation[:, None] * np.linalg.cholesky(correlation)
 
 
 def join(state: State) -> State:
@@ -368,12 +348,31 @@ def _with_candidate(state: State, name: str, skipped: int) -> State:
     if diagnosis.khat > KHAT and _uses_mixtures(s):
         missed = missed_above(s.check_key, state.search, sample, state.modes, sample.z, sample.log_weights)
     new = Candidate(name, flow, sample, diagnosis, is_sound, skipped, state.base, missed)
+    if _is_promising(state, new):
+        new = _confirmed(state, new)
     return dataclasses.replace(state, candidates=(*state.candidates, new))
 
 
 def uses_default_flow(state: State) -> bool:
     """Whether the flow is ours to choose, and its base a mixture if there are several modes."""
     return _uses_mixtures(state.settings)
+
+
+def is_enough(state: State, candidate: Candidate) -> bool:
+    """Whether a fit needs no more training: less is asked where chains may follow."""
+    return candidate.is_good or (_may_be_corrected(state, candidate) and candidate.diagnosis.is_accurate)
+
+
+def _is_promising(state: State, candidate: Candidate) -> bool:
+    """Whether more draws may confirm that a fit is good: few tell little about k-hat where weights are nearly equal."""
+    diagnosis = candidate.diagnosis
+    is_near = diagnosis.is_nearly_equal and diagnosis.khat < 1
+    return candidate.is_good or (_may_be_corrected(state, candidate) and is_near)
+
+
+def _may_be_corrected(state: State, candidate: Candidate) -> bool:
+    is_alone = state.settings.exact == "never" or not uses_default_flow(state)
+    return candidate.is_sound and not is_alone
 
 
 def _uses_mixtures(settings: Settings) -> bool:
