@@ -164,7 +164,7 @@ class PathGradient(eqx.Module):
         known = jnp.isfinite(log_p) & jnp.isfinite(score_p).all(axis=-1)
         known = known | (2 * jnp.sum(known) < self.batch)
         slope = jnp.where(known[:, None], asked.score - _warmth(draw.step, self.temper) * score_p, 0.0)
-        moved, _ = batch.transform_and_log_det(flow, asked.x)
+        moved = batch.transform(flow, asked.x)
         value = jnp.sum(jnp.where(known, asked.log_q - log_p, 0.0)) / jnp.sum(known)
         surrogate = jnp.mean(jnp.sum(slope * moved, axis=-1))
         surrogate = surrogate + _penalty(self.regularizer, flow, asked.x, self.whitening)

@@ -21,7 +21,7 @@ from ddnf.flow.folds import folded_share
 from ddnf.flow.parts import as_exact
 from ddnf.flow.random import generator
 from ddnf.posterior.bridge import bridge
-from ddnf.posterior.defaults import default_flow, larger_flow
+from ddnf.posterior.defaults import untrained_flow
 from ddnf.posterior.diagnosis import EVALUATED, GOOD_KHAT, KHAT, QUICKLY, Sample, diagnose_sample, evaluate
 from ddnf.posterior.evaluate import LostFitError, compile_draws
 from ddnf.posterior.gaussian import corrected_gaussian, gaussian_of_chains
@@ -69,7 +69,7 @@ def fit_base(state: State) -> State:
         base = mixture_at_modes(s.search_key, s.target, state.modes, whiten)
     state = dataclasses.replace(state, whitening=whiten, base=base)
     if not _uses_mixtures(s):
-        flow = default_flow(s.flow_key, s.target.dim) if s.flow is None else s.flow
+        flow = untrained_flow(s.flow_key, s.target.dim) if s.flow is None else s.flow
         return _with_candidate(_with_flow(state, flow), "base", 0)
     assert whiten is not None
     state = _with_candidate(dataclasses.replace(state, trained=chain([whiten.end()])), "base", 0)
@@ -123,7 +123,7 @@ def train(state: State, *, name: str, restart_rate: float | None = None, is_exte
     """One round of training of the flow and its affine end; from the beginning if it restarts with another rate."""
     s, first = state.settings, state.rounds == 0
     if state.initial is None:
-        state = _with_flow(state, default_flow(s.flow_key, s.target.dim))
+        state = _with_flow(state, untrained_flow(s.flow_key, s.target.dim))
     if restart_rate is not None:
         state = dataclasses.replace(state, trained=state.initial, learning_rate=restart_rate)
     assert state.trained is not None and state.initial is not None
@@ -283,7 +283,9 @@ def enlarge(state: State) -> State:
     s, whiten = state.settings, state.whitening
     if whiten is not None and state.polished and state.base is None and s.end is not None:
         whiten = whitening(*gaussian_of_chains(state.polished[-1].chains), s.end)
-    state = _with_flow(dataclasses.replace(state, whitening=whiten), larger_flow(s.flow_key, s.target.dim))
+    state = _with_flow(
+        dataclasses.replace(state, whitening=whiten), untrained_flow(s.flow_key, s.target.dim, is_larger=True)
+    )
     return dataclasses.replace(
         state,
         learning_rate=s.learning_rate / 2,
@@ -359,8 +361,9 @@ def uses_default_flow(state: State) -> bool:
 
 
 def is_enough(state: State, candidate: Candidate) -> bool:
-    """Whether a fit needs no more training: less is asked where chains may follow."""
-    return candidate.is_good or (_may_be_corrected(state, candidate) and candidate.diagnosis.is_accurate)
+    """Whether a fit needs no more training: less is asked of a flow where chains may follow."""
+    is_flow = candidate.stage != "base"
+    return candidate.is_good or (is_flow and _may_be_corrected(state, candidate) and candidate.diagnosis.is_accurate)
 
 
 def _is_promising(state: State, candidate: Candidate) -> bool:

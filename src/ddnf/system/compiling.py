@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import lru_cache, wraps
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import equinox as eqx
 import jax
@@ -15,6 +15,7 @@ import jax
 _QUICK = {"xla_cpu_use_fusion_emitters": False}
 
 
+@runtime_checkable
 class Quick(Protocol):
     """A compiled function, and its program for some arguments."""
 
