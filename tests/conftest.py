@@ -32,3 +32,16 @@ def as_users_run_it():
     jaxtyping.config.update("jaxtyping_disable", True)
     yield
     jaxtyping.config.update("jaxtyping_disable", False)
+
+
+@pytest.fixture
+def compilations():
+    """The compilations of the test so far, as a list that grows."""
+    found = []
+
+    def listen(name, *_, **__):
+        found.extend([name] * name.endswith("backend_compile_duration"))
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    yield found
+    jax.monitoring.unregister_event_duration_listener(listen)

@@ -57,6 +57,14 @@ def default_learning_rate(dim: int) -> float:
     return 2e-2 * min(1.0, (20 / dim) ** 0.5)
 
 
+def default_spread(dim: int) -> float:
+    """The factor by which a quarter of the draws is spread out for the sake of the tails.
+
+    Smaller in many dimensions, where such draws are far from all others.
+    """
+    return 1 + 0.25 * min(1.0, (20 / dim) ** 0.5)
+
+
 def resolve_end(end, dim: int) -> End | None:
     """The kind of affine end, with "auto" resolved."""
     return ("full" if dim <= LARGEST_FULL else "diagonal") if end == "auto" else end

@@ -21,7 +21,7 @@ from ddnf.flow.folds import folded_share
 from ddnf.flow.parts import as_exact
 from ddnf.flow.random import generator
 from ddnf.posterior.bridge import bridge
-from ddnf.posterior.defaults import untrained_flow
+from ddnf.posterior.defaults import default_spread, untrained_flow
 from ddnf.posterior.diagnosis import EVALUATED, GOOD_KHAT, KHAT, QUICKLY, Sample, diagnose_sample, evaluate
 from ddnf.posterior.evaluate import LostFitError, compile_draws
 from ddnf.posterior.gaussian import corrected_gaussian, gaussian_of_chains
@@ -42,8 +42,8 @@ from ddnf.training import loop
 FIRST_STEPS = 600
 STEPS = 2500
 _NEAR = 0.97
-# Factors by which a quarter of the draws is spread out for the sake of the tails: always, and after a high k-hat.
-_SPREAD, _FAR = 1.25, 1.5
+# Factor by which a quarter of the draws is spread out after a high k-hat.
+_FAR = 1.5
 # The path gradient has little noise at the end of training: Adam can forget sooner how large gradients were at first.
 _B2 = 0.99
 _REFINEMENTS = 3
@@ -139,7 +139,7 @@ def train(state: State, *, name: str, restart_rate: float | None = None, is_exte
         batch,
         gradient,
         int(temper * steps) if first else 0,
-        jax.device_put(np.asarray(_FAR if is_wide else _SPREAD, jnp.result_type(float))),
+        jax.device_put(np.asarray(_FAR if is_wide else default_spread(s.target.dim), jnp.result_type(float))),
         state.base,
     )
     is_short = s.flow is None and s.target.dim > 2 and not state.is_enlarged
