@@ -66,13 +66,13 @@ def corrected_gaussian(
     The change is known better than the moments themselves: the noise of the draws cancels. None where the weights give
     no covariance.
     """
-    mean, scale = (np.asarray(array, float) for array in (mean, scale))
-    scale = scale if scale.ndim == 2 else np.diag(scale)
-    x = np.linalg.solve(scale, (sample.z - mean).T).T
+    center, root = np.asarray(mean, float), np.asarray(scale, float)
+    root = root if root.ndim == 2 else np.diag(root)
+    x = np.linalg.solve(root, (sample.z - center).T).T
     weights = np.exp(psis(sample.log_weights).log_weights)
     change = np.atleast_2d(np.cov(x.T, aweights=weights)) - np.atleast_2d(np.cov(x.T))
     try:
-        return mean + scale @ (weights @ x - x.mean(axis=0)), scale @ np.linalg.cholesky(np.eye(len(mean)) + change)
+        return center + root @ (weights @ x - x.mean(axis=0)), root @ np.linalg.cholesky(np.eye(len(center)) + change)
     except np.linalg.LinAlgError:
         return None
 

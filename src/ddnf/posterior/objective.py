@@ -86,7 +86,7 @@ def _filled(end, arrays):
     return eqx.combine(jax.tree.unflatten(structure, arrays), static)
 
 
-def chain(parts: Sequence[AbstractBijection]) -> Chain:
+def chain(parts: Sequence[Any]) -> Chain:
     """A chain of bijections of one shape. FlowJAX's constructor would compute their parameters to check shapes."""
     blank = Chain([Identity(part.shape) for part in parts])
     return eqx.tree_at(lambda c: c.bijections, blank, tuple(parts), is_leaf=lambda node: node is blank.bijections)

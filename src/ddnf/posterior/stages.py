@@ -18,7 +18,7 @@ from jaxtyping import Array
 
 from ddnf.flow.certificate import compile_certificate
 from ddnf.flow.folds import folded_share
-from ddnf.flow.parts import as_exact
+from ddnf.flow.parts import as_exact, ddnf_parts
 from ddnf.flow.random import generator
 from ddnf.posterior.bridge import bridge
 from ddnf.posterior.defaults import default_spread, untrained_flow
@@ -175,7 +175,7 @@ def _compile_diagnosis(state: State) -> None:
     """Compiles what `_with_candidate` runs after the first round of training of the default flow."""
     s, flow = state.settings, _merged_flow(state.trained, state.whitening)
     compile_draws(flow, s.check_key, state.base)
-    compile_certificate(flow.bijections[0], probe_points(s.check_key, s.target.dim, state.base))
+    compile_certificate(ddnf_parts(flow)[0], probe_points(s.check_key, s.target.dim, state.base))
 
 
 def _default_steps(state: State) -> int:

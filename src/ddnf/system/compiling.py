@@ -4,8 +4,8 @@ import contextvars
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import lru_cache, wraps
-from typing import Any, Protocol, runtime_checkable
+from functools import cached_property, lru_cache, update_wrapper
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -15,13 +15,24 @@ import jax
 _QUICK = {"xla_cpu_use_fusion_emitters": False}
 
 
-@runtime_checkable
-class Quick(Protocol):
-    """A compiled function, and its program for some arguments."""
+class Quick:
+    """A function as `equinox.filter_jit` would make it, compiled in less time where XLA can."""
 
-    lower: Callable
+    def __init__(self, function: Callable):
+        update_wrapper(self, function)
+        self._function = function
 
-    def __call__(self, *args, **kwargs) -> Any: ...
+    def __call__(self, *args, **kwargs) -> Any:
+        return self._compiled(*args, **kwargs)
+
+    def lower(self, *args, **kwargs) -> Any:
+        """What `.compile()` compiles ahead of the first call with such arguments."""
+        return self._compiled.lower(*args, **kwargs)
+
+    @cached_property
+    def _compiled(self) -> Any:
+        options: Any = dict(compiler_options=_options())
+        return eqx.filter_jit(self._function, **options)
 
 
 def quick_jit(function: Callable) -> Quick:
@@ -33,18 +44,7 @@ def quick_jit(function: Callable) -> Quick:
         >>> float(quick_jit(lambda x: 2 * x)(1.5))
         3.0
     """
-
-    @lru_cache
-    def compiled():
-        options: Any = dict(compiler_options=_options())
-        return eqx.filter_jit(function, **options)
-
-    @wraps(function)
-    def call(*args, **kwargs) -> Any:
-        return compiled()(*args, **kwargs)
-
-    call.lower = lambda *args, **kwargs: compiled().lower(*args, **kwargs)
-    return call
+    return Quick(function)
 
 
 @contextmanager
