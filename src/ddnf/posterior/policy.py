@@ -76,7 +76,8 @@ def _next_training(state: State) -> Decision | str:
     last = state.candidates[-1] if state.candidates else None
     trains = settings.flow is not None or settings.regularizer is not None or state.is_enlarged
     if last is not None and last.is_confirmed and (state.rounds or not trains):
-        if is_enough(state, last) or state.is_extended or state.rounds == settings.rounds:
+        is_last = state.is_extended or state.rounds == settings.rounds or not uses_default_flow(state)
+        if is_enough(state, last) or is_last:
             return "good"
         if state.rounds:
             name = _round_name(state)

@@ -132,6 +132,8 @@ def train(state: State, *, name: str, restart_rate: float | None = None, is_exte
     is_wide = bool(state.candidates) and not first and state.candidates[-1].diagnosis.khat >= GOOD_KHAT
     gradient = best_gradient(state.initial) if s.gradient is None else s.gradient
     batch = 2 * s.batch if state.is_enlarged else s.batch
+    is_short = s.flow is None and s.target.dim > 2 and not state.is_enlarged
+    spread, b2 = (default_spread(s.target.dim), _B2) if is_short else (1.0, 0.999)
     objective = ReverseKL(
         s.target.programs.density,
         state.whitening,
@@ -139,10 +141,9 @@ def train(state: State, *, name: str, restart_rate: float | None = None, is_exte
         batch,
         gradient,
         int(temper * steps) if first else 0,
-        jax.device_put(np.asarray(_FAR if is_wide else default_spread(s.target.dim), jnp.result_type(float))),
+        jax.device_put(np.asarray(_FAR if is_wide else spread, jnp.result_type(float))),
         state.base,
     )
-    is_short = s.flow is None and s.target.dim > 2 and not state.is_enlarged
     oracle = _oracle(objective.path, s.target, is_short) if gradient == "path" else None
     with compiling_ahead(partial(_compile_diagnosis, state)) if first and is_short else nullcontext():
         result = loop.fit(
@@ -150,7 +151,7 @@ def train(state: State, *, name: str, restart_rate: float | None = None, is_exte
             state.trained,
             objective if oracle is None else objective.path,
             steps=steps,
-            optimizer=loop.adam(state.learning_rate, steps, b2=_B2),
+            optimizer=loop.adam(state.learning_rate, steps, b2=b2),
             oracle=oracle,
             checkpoint=_checkpoint(state),
             progress=s.progress,
