@@ -41,3 +41,16 @@ def fully_optimized():
     jax.clear_caches()
     yield
     jax.config.update("jax_disable_most_optimizations", True)
+
+
+@pytest.fixture
+def compilations():
+    """The compilations of the test so far, as a list that grows."""
+    found = []
+
+    def listen(name, *_, **__):
+        found.extend([name] * name.endswith("backend_compile_duration"))
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    yield found
+    jax.monitoring.unregister_event_duration_listener(listen)

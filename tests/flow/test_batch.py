@@ -35,6 +35,7 @@ def test_batch_methods_are_the_same_as_one_by_one(name):
     y, log_det, back, inverse_log_det = run(x, condition)
     expected_y, expected_log_det = one_by_one(flow.transform_and_log_det, *rows)
     assert_allclose(y, expected_y, atol=1e-12)
+    assert_allclose(batch.transform(flow, x, condition), expected_y, atol=1e-12)
     assert_allclose(log_det, expected_log_det, atol=1e-12)
     assert_allclose(back, x, atol=1e-9)
     assert_allclose(inverse_log_det, -log_det, atol=1e-9)

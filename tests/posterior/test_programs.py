@@ -10,13 +10,15 @@ import jax.random as jr
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+import paramax
 import pytest
 from jax.flatten_util import ravel_pytree
 from numpy.testing import assert_allclose
 
 import ddnf
 from ddnf.posterior import programs
-from ddnf.posterior.objective import ReverseKL, whitening
+from ddnf.posterior.defaults import untrained_flow
+from ddnf.posterior.objective import ReverseKL, best_gradient, chain, whitening
 from ddnf.posterior.programs import Programs
 from ddnf.posterior.stages import _oracle
 from ddnf.training import loop
@@ -121,24 +123,45 @@ def line(x, y):
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-def test_a_second_fit_of_a_model_compiles_nothing():
+def test_a_second_fit_of_a_model_compiles_nothing(compilations):
     """New data of the same shape, in the same process: no program is compiled again, those of the flow included."""
-    rng, counts = np.random.default_rng(0), []
+    rng, seen = np.random.default_rng(0), 0
     flow = ddnf.DDNF(jr.key(0), 2, blocks=1, steps=2, hidden=(4,))
-
-    def listen(name, *_, **__):
-        counts.extend([name] * name.endswith("backend_compile_duration"))
-
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    seen = 0
     for number in range(3):
         x = rng.normal(size=10)
         target = ddnf.from_numpyro(line, x, x + rng.normal(size=10))
-        seen = len(counts)
+        seen = len(compilations)
         posterior = ddnf.fit_posterior(
             jr.key(number), target, flow=flow, steps=20, rounds=1, exact="never", progress=False
         )
         posterior.sample(jr.key(0), 10)
-    jax.monitoring.unregister_event_duration_listener(listen)
     # The third fit: branches that the first did not take may compile in the second.
-    assert 0 < seen == len(counts)
+    assert 0 < seen == len(compilations)
+
+
+def test_an_untrained_flow_compiles_nothing(compilations):
+    """Each operation of JAX outside of a program would be compiled."""
+    key = jr.key(0)
+    compilations.clear()
+    whiten = whitening(np.zeros(7), np.eye(7), "full")
+    flow = chain([untrained_flow(key, 7), whiten.end()])
+    assert best_gradient(flow) == "path"
+    assert not compilations
+
+
+@pytest.mark.parametrize("end", ["full", "diagonal"])
+def test_the_affine_end_begins_as_the_identity(end):
+    flow = whitening(np.ones(3), np.eye(3), end).end()
+    point = jnp.arange(3.0)
+    moved, log_det = paramax.unwrap(flow).transform_and_log_det(point)
+    assert_allclose(moved, point, atol=1e-12)
+    assert_allclose(log_det, 0.0, atol=1e-12)
+
+
+def test_large_matrices_are_seen_where_they_are_computed():
+    def process(z):
+        return -jnp.sum(jnp.linalg.cholesky(jnp.exp(z[0]) * jnp.eye(300)))
+
+    inside = jax.jit(process)
+    found = [Programs(function, 1).has_large_matrices for function in (process, inside, lambda z: -jnp.sum(z**2))]
+    assert found == [True, True, False]

@@ -18,3 +18,17 @@ def test_values_do_not_depend_on_the_options(monkeypatch, options):
     known = jax.default_backend() == "cpu" and "no_such_option" not in options
     assert compiling._options() == (options if known else {})
     compiling._options.cache_clear()
+
+
+def test_a_program_compiled_ahead_is_not_compiled_again(compilations):
+    function = compiling.quick_jit(lambda x: jnp.cos(x) - 3 * x)
+    with compiling.compiling_ahead(lambda: function.lower(jnp.ones(5)).compile()):
+        pass
+    compilations.clear()
+    function(jnp.ones(5))
+    assert not compilations
+
+
+def test_what_compiling_ahead_raises_is_not_lost():
+    with pytest.raises(ZeroDivisionError), compiling.compiling_ahead(lambda: 1 / 0):  # pyright: ignore[reportArgumentType]
+        pass

@@ -75,7 +75,7 @@ def from_numpyro(model: Callable, *args: Any, batch: int | dict[str, int] | None
 
     shapes = _shapes(prototype, faults)
     plate = find_plate(traces[0], batch, is_enumerated=bool(discrete))
-    flat, unravel = ravel_pytree(jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes))
+    flat, unravel = _ravelled(shapes)
     whole = model if plate is None else with_all_members(model, plate)
     seeded = handlers.seed(whole, jr.key(0))
     summed = handlers.seed(discrete.pop("model"), jr.key(0)) if discrete else seeded
@@ -134,6 +134,18 @@ def _shapes(prototype, faults: list[str]) -> dict[str, Any]:
         got = ", ".join(faults) or "no parameters"
         raise ValueError(f"Expected a NumPyro model with continuous parameters and all of its data; got {got}.")
     return shapes
+
+
+def _ravelled(shapes) -> tuple[jax.ShapeDtypeStruct, Callable]:
+    """The flat vector of parameters of these shapes, as a shape, and the function from vectors to parameters."""
+    found = []
+
+    def ravelled(parameters):
+        flat, unravel = ravel_pytree(parameters)
+        found.append(unravel)
+        return flat
+
+    return jax.eval_shape(ravelled, shapes), found[0]
 
 
 def _details(model, args, kwargs, constrain) -> Details:

@@ -34,6 +34,10 @@ class BatchedBijection(AbstractBijection):
     def batch_transform_and_log_det(self, x: Float[Array, "n dim"], condition: Array | None = None) -> Batch:
         """`transform_and_log_det` of every row."""
 
+    def batch_transform(self, x: Float[Array, "n dim"], condition: Array | None = None) -> Float[Array, "n dim"]:
+        """`transform` of every row."""
+        return self.batch_transform_and_log_det(x, condition)[0]
+
     @abstractmethod
     def batch_inverse_and_log_det(self, y: Float[Array, "n dim"], condition: Array | None = None) -> Batch:
         """`inverse_and_log_det` of every row."""
@@ -64,6 +68,26 @@ def transform_and_log_det(
     if isinstance(bijection, BatchedBijection):
         return bijection.batch_transform_and_log_det(x, condition)
     return _vmap(bijection.transform_and_log_det, bijection, x, condition)
+
+
+def transform(
+    bijection: AbstractBijection, x: Float[Array, "n dim"], condition: Array | None = None
+) -> Float[Array, "n dim"]:
+    """Every row of x through a bijection, without log-determinants: half the work where gradients are taken.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> transform(Scale(jnp.array([2.0])), jnp.ones((3, 1))).ravel().tolist()
+        [2.0, 2.0, 2.0]
+    """
+    bijection = paramax.unwrap(bijection)
+    if isinstance(bijection, Chain):
+        for part in bijection.bijections:
+            x = transform(part, x, condition)  # pyright: ignore[reportArgumentType]
+        return x
+    if isinstance(bijection, BatchedBijection):
+        return bijection.batch_transform(x, condition)
+    return _vmap(bijection.transform, bijection, x, condition)
 
 
 def inverse_and_log_det(

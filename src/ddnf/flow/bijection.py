@@ -178,6 +178,12 @@ class DDNF(BatchedBijection):
         """
         return self._on_batch(integrate.forward, condition, x)
 
+    def batch_transform(
+        self, x: Float[Array, "n dim"], condition: Float[Array, "..."] | None = None
+    ) -> Float[Array, "n dim"]:
+        """`transform` of every row of x, without log-determinants; see `batch_transform_and_log_det`."""
+        return self._on_batch(integrate.points, condition, x)
+
     def batch_inverse_and_log_det(
         self, y: Float[Array, "n dim"], condition: Float[Array, "..."] | None = None
     ) -> tuple[Float[Array, "n dim"], Float[Array, " n"]]:

@@ -11,6 +11,7 @@ from jaxtyping import Array, Float
 
 from ddnf.flow.bijection import DDNF
 from ddnf.flow.integrate import scan_blocks
+from ddnf.system.compiling import quick_jit
 
 Verdict = Literal["proved diffeomorphism", "no fold seen on these points", "folds", "not known"]
 
@@ -80,14 +81,20 @@ def certify(
     return Certificate(verdict, float(dets.min()), float(folded.mean()), float(misses.max()), lipschitz)
 
 
-@eqx.filter_jit
+def compile_certificate(flow: DDNF, x: Float[Array, "n dim"]) -> None:
+    """Compiles the programs of `certify` without running them, for a flow without condition."""
+    for lowered in (_lipschitz.lower(flow, None), _cells.lower(flow, x, None)):
+        lowered.compile()
+
+
+@quick_jit
 def _lipschitz(flow: DDNF, condition) -> Float[Array, " K"]:
     lanes = condition if condition is None or condition.ndim == 1 else condition.T
     slopes = eqx.filter_vmap(lambda field: jnp.max(field.lipschitz()), axis_size=flow.blocks)(flow.bind(lanes))
     return flow.method.expansion(flow.dt * slopes)
 
 
-@eqx.filter_jit
+@quick_jit
 def _cells(flow: DDNF, x, condition) -> tuple[Float[Array, "n K T"], Float[Array, "n K T"]]:
     """The determinant of every cell on the path of every point, and by how much its inverse misses the point."""
 
@@ -108,7 +115,7 @@ def _cells(flow: DDNF, x, condition) -> tuple[Float[Array, "n K T"], Float[Array
 
 
 def _check(flow, x, condition):
-    if not all(bool(jnp.all(jnp.isfinite(a))) for a in jax.tree.leaves(eqx.filter(flow, eqx.is_inexact_array))):
+    if not all(np.isfinite(a).all() for a in jax.tree.leaves(eqx.filter(flow, eqx.is_inexact_array))):
         raise ValueError("Expected finite weights; got NaN or infinity in the flow.")
     if x is not None and (x.ndim != 2 or x.shape[1:] != flow.shape):
         raise ValueError(f"Expected points of shape (n, {flow.shape[0]}); got {x.shape}.")

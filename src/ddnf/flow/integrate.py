@@ -28,6 +28,11 @@ def forward(flow: Any, bound: Any, x: Float[Array, "dim *lanes"]) -> Moved:
     return _scan(flow, bound, cell, (x, _zero(x)))
 
 
+def points(flow: Any, bound: Any, x: Float[Array, "dim *lanes"]) -> Float[Array, "dim *lanes"]:
+    """The end of the way alone."""
+    return _scan(flow, bound, lambda step, z, _: step.apply(z), x)
+
+
 def inverse(flow: Any, bound: Any, y: Float[Array, "dim *lanes"]) -> Moved:
     """The exact inverse; NaN, with a warning, where there is none."""
 

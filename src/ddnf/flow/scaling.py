@@ -25,6 +25,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from ddnf.flow import linalg
 from ddnf.flow.field import AbstractField
 from ddnf.flow.layer import plus
+from ddnf.flow.random import generator
 from ddnf.flow.step import AbstractBoundField, AbstractStep, AbstractTangent, AutodiffStep
 from ddnf.system.checks import check_count, check_key
 
@@ -67,13 +68,12 @@ class ScalingField(AbstractField):
     ):
         check_key(key)
         check_count(dim=dim, units=units, condition_dim=condition_dim)
-        shapes, gains = ((units, dim), (dim, units), (dim, units)), (1.0, output_scale, output_scale)
+        shapes, gains = _shapes(dim, units), (1.0, output_scale, output_scale)
         # One call draws all numbers: each call would be compiled.
         noise = jr.normal(key, (3 * units * dim + units + (2 * dim + units) * (condition_dim or 0),))
-        p, w, a, bias, *context = _cut(noise, (*shapes, (units,), *((s[0], condition_dim or 0) for s in shapes)))
-        p, w, a = (gain * m / m.shape[1] ** 0.5 for m, gain in zip((p, w, a), gains, strict=True))
-        self.weights = p, w, a
-        self.biases = 0.6 * bias, jnp.zeros(dim), jnp.zeros(dim)
+        *parts, p, w, a = _cut(noise, (*shapes, *((s[0], condition_dim or 0) for s in shapes[:3])))
+        context = p, w, a
+        self.weights, self.biases = _initial(parts, gains)
         self.contexts = None
         if condition_dim is not None:
             p, w, a = (gain * m / condition_dim**0.5 for m, gain in zip(context, gains, strict=True))
@@ -97,6 +97,32 @@ class ScalingField(AbstractField):
     @property
     def rank(self):
         return self.weights[0].shape[-2]
+
+
+def stacked_fields(key: PRNGKeyArray, count: int, dim: int, units: int, output_scale: float = 0.01) -> ScalingField:
+    """Fields without condition, stacked, their initial weights drawn by NumPy: nothing is compiled.
+
+    Example:
+        >>> stacked_fields(jr.key(0), 8, 5, 2).weights[0].shape
+        (8, 2, 5)
+    """
+    rng, gains = generator(key), (1.0, output_scale, output_scale)
+    parts = [rng.normal(size=(count, *shape)).astype(jnp.result_type(float)) for shape in _shapes(dim, units)]
+    blank = eqx.filter_eval_shape(ScalingField, key, dim, units=units)
+    return eqx.tree_at(lambda field: (field.weights, field.biases), blank, jax.device_put(_initial(parts, gains)))
+
+
+def _shapes(dim, units):
+    """Of P, W, A and p."""
+    return (units, dim), (dim, units), (dim, units), (units,)
+
+
+def _initial(parts, gains):
+    """Weights and biases from standard normal numbers, of one field or of many."""
+    *matrices, bias = parts
+    p, w, a = (gain * m / m.shape[-1] ** 0.5 for m, gain in zip(matrices, gains, strict=True))
+    # Zeros of the shape of a column of W.
+    return (p, w, a), (0.6 * bias, 0 * w[..., 0], 0 * a[..., 0])
 
 
 def _cut(values, shapes):

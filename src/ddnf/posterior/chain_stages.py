@@ -4,12 +4,11 @@ import dataclasses
 
 import jax.random as jr
 import numpy as np
-from flowjax.bijections import Chain
 
 from ddnf.posterior.diagnosis import EVALUATED
 from ddnf.posterior.hmc import Space
 from ddnf.posterior.issues import missed_above
-from ddnf.posterior.objective import whitening
+from ddnf.posterior.objective import chain, whitening
 from ddnf.posterior.polish import CHAINS, MET, Chains, run_polish
 from ddnf.posterior.regions import Missed
 from ddnf.posterior.stages import merged_flow, uses_default_flow, with_better_base
@@ -78,7 +77,7 @@ def warm_up(state: State) -> State:
     s, dim = state.settings, state.settings.target.dim
     points = best_starts(s.check_key, s.target, CHAINS)
     plain = whitening(np.zeros(dim), np.eye(dim), s.end)
-    space = Space(s.target.programs.density, merged_flow(Chain([plain.end()]), plain), mesh=s.target.mesh)
+    space = Space(s.target.programs.density, merged_flow(chain([plain.end()]), plain), mesh=s.target.mesh)
     warm = run_warm_up(jr.fold_in(s.check_key, 2000), space, points)
     state = dataclasses.replace(state, warm=warm, gradients=state.gradients + warm.gradients)
     # Chains that are far apart would stay so.

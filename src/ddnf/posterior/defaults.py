@@ -2,12 +2,16 @@
 
 from functools import lru_cache, partial
 
+import equinox as eqx
 from jaxtyping import PRNGKeyArray
 
 from ddnf.flow.bijection import DDNF
-from ddnf.flow.scaling import ScalingField
+from ddnf.flow.scaling import ScalingField, stacked_fields
 from ddnf.posterior.modes import LARGEST_FULL
 from ddnf.posterior.objective import End
+
+# Blocks and units above two dimensions.
+_SIZE, _LARGER_SIZE = (8, 3), (16, 6)
 
 
 def default_flow(key: PRNGKeyArray, dim: int) -> DDNF:
@@ -19,19 +23,27 @@ def default_flow(key: PRNGKeyArray, dim: int) -> DDNF:
         (3,)
     """
     if dim <= 2:
-        return DDNF(key, dim, blocks=4, steps=4, hidden=(16, 16), activation="softplus")
-    return _scaling_flow(key, dim, 8, 3)
-
-
-def larger_flow(key: PRNGKeyArray, dim: int) -> DDNF:
-    """The flow that takes the place of the default one where that is not good enough."""
-    if dim <= 2:
-        return DDNF(key, dim, blocks=8, steps=8, hidden=(16, 16), activation="softplus")
-    return _scaling_flow(key, dim, 16, 6)
-
-
-def _scaling_flow(key, dim, blocks, units):
+        return untrained_flow(key, dim)
+    blocks, units = _SIZE
     return DDNF(key, dim, blocks=blocks, steps=2, field=_scaling_field(dim, units))
+
+
+def untrained_flow(key: PRNGKeyArray, dim: int, *, is_larger: bool = False) -> DDNF:
+    """The default flow of a fit, or the one that takes its place where that is not good enough.
+
+    Above two dimensions its initial weights are drawn by NumPy: nothing is compiled.
+
+    Example:
+        >>> import jax.random as jr
+        >>> untrained_flow(jr.key(0), 3, is_larger=True).blocks
+        16
+    """
+    if dim <= 2:
+        count = 8 if is_larger else 4
+        return DDNF(key, dim, blocks=count, steps=count, hidden=(16, 16), activation="softplus")
+    blocks, units = _LARGER_SIZE if is_larger else _SIZE
+    blank = eqx.filter_eval_shape(DDNF, key, dim, blocks=blocks, steps=2, field=_scaling_field(dim, units))
+    return eqx.tree_at(lambda flow: flow.fields, blank, stacked_fields(key, blocks, dim, units))
 
 
 @lru_cache
@@ -43,6 +55,14 @@ def _scaling_field(dim, units):
 def default_learning_rate(dim: int) -> float:
     """Peak learning rate of Adam; smaller in many dimensions, where noise of many parameters adds up."""
     return 2e-2 * min(1.0, (20 / dim) ** 0.5)
+
+
+def default_spread(dim: int) -> float:
+    """The factor by which a quarter of the draws is spread out for the sake of the tails.
+
+    Smaller in many dimensions, where such draws are far from all others.
+    """
+    return 1 + 0.25 * min(1.0, (20 / dim) ** 0.5)
 
 
 def resolve_end(end, dim: int) -> End | None:

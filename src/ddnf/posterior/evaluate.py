@@ -48,6 +48,11 @@ def draw(
     return _draw(flow, base, key, n, mesh)
 
 
+def compile_draws(flow: AbstractBijection, key: PRNGKeyArray, base: Base | None = None) -> None:
+    """Compiles the program of `draw_in_parts` without running it."""
+    _draw.lower(flow, base, key, _DRAWN, None).compile()
+
+
 def draw_in_parts(
     flow: AbstractBijection, key: PRNGKeyArray, n: int, *, base: Base | None = None, mesh: Mesh | None = None
 ) -> tuple[Float[np.ndarray, "n dim"], Float[np.ndarray, " n"]]:

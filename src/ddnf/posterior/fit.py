@@ -3,6 +3,7 @@
 import dataclasses
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from os import PathLike
 from typing import Literal
 
@@ -10,7 +11,6 @@ import jax.random as jr
 import numpy as np
 from flowjax.bijections import AbstractBijection
 from jaxtyping import Array, PRNGKeyArray
-from threadpoolctl import threadpool_limits
 
 from ddnf.posterior.bridge import Bridge, bridge
 from ddnf.posterior.defaults import default_learning_rate, resolve_end
@@ -24,6 +24,7 @@ from ddnf.posterior.state import Exact, Settings, State
 from ddnf.posterior.tall import fit_tall, is_tall
 from ddnf.posterior.target import Target
 from ddnf.system.checks import check_count, check_key
+from ddnf.system.threads import one_blas_thread
 from ddnf.training.devices import Devices, check_batch, gather, mesh_of
 
 
@@ -104,8 +105,8 @@ def fit_posterior(
     mesh = mesh_of(devices)
     check_batch(mesh, batch)
     settings = Settings(target.on(mesh), flow, steps, batch, rate, rounds, searches, *rest, *jr.split(key, 4))
-    # Threads of LAPACK do not help matrices of this size, and wait for each other where cores are shared.
-    with threadpool_limits(1, user_api="blas"):
+    # Large matrices of a model are worth several threads.
+    with nullcontext() if target.programs.has_large_matrices else one_blas_thread():
         posterior = fit_tall(settings, _run, _posterior) if is_tall(settings) else _posterior(_run(settings))
     for issue in posterior.issues:
         warnings.warn(issue, RuntimeWarning, stacklevel=2)

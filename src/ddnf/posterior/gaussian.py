@@ -1,7 +1,7 @@
 """Gaussians that are better than that of the curvature at the mode, wherever a posterior is skewed."""
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Array, Float
 
 from ddnf.posterior.diagnosis import Sample
 from ddnf.posterior.importance import psis
@@ -55,11 +55,12 @@ def best_gaussian(
 
 
 def reweighted(
-    sample: Sample, mean: Float[np.ndarray, " dim"], scale: Float[np.ndarray, "dim dim"]
+    sample: Sample, mean: Float[Array | np.ndarray, " dim"], scale: Float[Array | np.ndarray, "dim *dim"]
 ) -> tuple[Float[np.ndarray, " dim"], Float[np.ndarray, "dim dim"]] | None:
     """Mean and triangular scale of a Gaussian, moved by what weights change of the moments of its own draws.
 
-    The change is known better than the moments themselves: the noise of the draws cancels.
+    The change is known better than the moments themselves: the noise of the draws cancels. None where the weights give
+    no covariance.
 
     Example:
         >>> z = np.random.default_rng(0).normal(size=(5000, 1))
@@ -68,10 +69,12 @@ def reweighted(
         >>> mean.round(2).tolist(), scale.round(2).tolist()
         ([0.1], [[1.0]])
     """
-    x = np.linalg.solve(scale, (sample.z - mean).T).T
+    center, root = np.asarray(mean, float), np.asarray(scale, float)
+    root = root if root.ndim == 2 else np.diag(root)
+    x = np.linalg.solve(root, (sample.z - center).T).T
     weights = np.exp(psis(sample.log_weights).log_weights)
     change = np.atleast_2d(np.cov(x.T, aweights=weights)) - np.atleast_2d(np.cov(x.T))
     try:
-        return mean + scale @ (weights @ x - x.mean(axis=0)), scale @ np.linalg.cholesky(np.eye(len(mean)) + change)
+        return center + root @ (weights @ x - x.mean(axis=0)), root @ np.linalg.cholesky(np.eye(len(center)) + change)
     except np.linalg.LinAlgError:
         return None

@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
@@ -200,7 +201,7 @@ def probe_points(key: PRNGKeyArray, dim: int, base: Base | None = None) -> Float
     """Points of the base at which the flow is tested for folds."""
     if base is not None:
         return base.draw(key, 500)[0]
-    return jnp.asarray(generator(key).normal(size=(500, dim)), jnp.result_type(float))
+    return jax.device_put(np.asarray(generator(key).normal(size=(500, dim)), jnp.result_type(float)))
 
 
 def _is_harmless(diagnosis, drift, missed) -> bool:

@@ -1,6 +1,6 @@
 """KL(q|p) from draws of q, in coordinates in which p is standardized."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import paramax
-from flowjax.bijections import AbstractBijection, Affine, Chain, TriangularAffine
+from flowjax.bijections import AbstractBijection, Affine, Chain, Identity, TriangularAffine
 from jax import lax
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int, PRNGKeyArray
@@ -19,6 +19,7 @@ from ddnf.flow import batch
 from ddnf.flow.log_det import Exact, has_probes, with_key
 from ddnf.flow.parts import ddnf_parts
 from ddnf.posterior.evaluate import Base, draw_base
+from ddnf.system.compiling import quick_jit
 from ddnf.training.devices import shared_map, shared_rows
 from ddnf.training.loop import Draw
 
@@ -54,34 +55,50 @@ class Whitening(eqx.Module):
     def merge(self, flow: Chain) -> Chain:
         """The chain of a flow and its affine end, with the whitening merged into the end."""
         *parts, end = flow.bijections
-        # Unwrapped: wrappers around parameters hold functions, and new ones would cause recompilation.
-        end = paramax.unwrap(end)
-        if isinstance(end, TriangularAffine):
-            assert not isinstance(end.triangular, paramax.AbstractUnwrappable)
-            merged = self(end.loc), self.scale @ end.triangular
-            return Chain([*parts, eqx.tree_at(lambda e: (e.loc, e.triangular), end, merged)])
-        assert isinstance(end, Affine) and not isinstance(end.scale, paramax.AbstractUnwrappable)
-        return Chain([*parts, eqx.tree_at(lambda e: (e.loc, e.scale), end, (self(end.loc), self.scale * end.scale))])
+        return chain([*parts, _merged(self, end)])
+
+
+@quick_jit
+def _merged(whiten: Whitening, end):
+    # Unwrapped: wrappers around parameters hold functions, and new ones would cause recompilation.
+    end = paramax.unwrap(end)
+    if isinstance(end, TriangularAffine):
+        assert not isinstance(end.triangular, paramax.AbstractUnwrappable)
+        merged = whiten(end.loc), whiten.scale @ end.triangular
+        return eqx.tree_at(lambda e: (e.loc, e.triangular), end, merged)
+    assert isinstance(end, Affine) and not isinstance(end.scale, paramax.AbstractUnwrappable)
+    return eqx.tree_at(lambda e: (e.loc, e.scale), end, (whiten(end.loc), whiten.scale * end.scale))
 
 
 @lru_cache
 def _identity(dim, ndim, dtype):
+    """The affine identity. Its parameters are filled in: FlowJAX computes them by many small programs."""
+    loc, one = np.zeros(dim, dtype), np.log(np.expm1(np.ones(dim, dtype)))  # softplus(one) = 1
     if ndim == 2:
-        return _made(TriangularAffine, np.zeros(dim, dtype), np.eye(dim, dtype=dtype))
-    return _made(Affine, np.zeros(dim, dtype), np.ones(dim, dtype))
+        end = eqx.filter_eval_shape(TriangularAffine, loc, jax.ShapeDtypeStruct((dim, dim), dtype))
+        return _filled(end, jax.device_put((loc, np.diag(one))))
+    end = eqx.filter_eval_shape(Affine, loc, loc)
+    return _filled(end, jax.device_put((loc, one)))
 
 
-@eqx.filter_jit
-def _made(kind, *parameters):
-    # One program, where FlowJAX's constructors compile one for each operation.
-    return kind(*map(jnp.asarray, parameters))
+def _filled(end, arrays):
+    shapes, static = eqx.partition(end, lambda leaf: isinstance(leaf, jax.ShapeDtypeStruct))
+    leaves, structure = jax.tree.flatten(shapes)
+    assert [leaf.shape for leaf in leaves] == [array.shape for array in arrays]
+    return eqx.combine(jax.tree.unflatten(structure, arrays), static)
+
+
+def chain(parts: Sequence[Any]) -> Chain:
+    """A chain of bijections of one shape. FlowJAX's constructor would compute their parameters to check shapes."""
+    blank = Chain([Identity(part.shape) for part in parts])
+    return eqx.tree_at(lambda c: c.bijections, blank, tuple(parts), is_leaf=lambda node: node is blank.bijections)
 
 
 def whitening(mean: Float[np.ndarray, " dim"], scale: Float[np.ndarray, "dim dim"], end: End) -> Whitening:
     """The whitening by a Gaussian."""
     dtype = jnp.result_type(float)
     factor = scale if end == "full" else np.sqrt(np.sum(scale**2, axis=1))
-    return Whitening(jnp.asarray(mean, dtype), jnp.asarray(factor, dtype))
+    return Whitening(*jax.device_put((np.asarray(mean, dtype), np.asarray(factor, dtype))))
 
 
 class Asked(NamedTuple):
@@ -151,7 +168,7 @@ class PathGradient(eqx.Module):
         known = jnp.isfinite(log_p) & jnp.isfinite(score_p).all(axis=-1)
         known = known | (2 * jnp.sum(known) < self.batch)
         slope = jnp.where(known[:, None], asked.score - _warmth(draw.step, self.temper) * score_p, 0.0)
-        moved, _ = batch.transform_and_log_det(flow, asked.x)
+        moved = batch.transform(flow, asked.x)
         value = jnp.sum(jnp.where(known, asked.log_q - log_p, 0.0)) / jnp.sum(known)
         surrogate = jnp.mean(jnp.sum(slope * moved, axis=-1))
         surrogate = surrogate + _penalty(self.regularizer, flow, asked.x, self.whitening)
@@ -194,7 +211,7 @@ class ReverseKL(eqx.Module):
     @property
     def path(self) -> PathGradient:
         """The same loss without the target in it."""
-        temper = jnp.asarray(self.temper)
+        temper = jax.device_put(np.asarray(self.temper, np.int32))
         return PathGradient(self.whitening, self.regularizer, self.batch, temper, self.spread, self.base, self.mesh)
 
     def _moved(self, flow, x, key):
@@ -235,4 +252,5 @@ def best_gradient(flow: AbstractBijection) -> Gradient:
         'path'
     """
     is_exact = all(isinstance(part.log_det, Exact) for part in ddnf_parts(flow))
-    return "path" if is_exact and batch.carries_score(flow) else "total"
+    # By shapes: to look behind wrapped parameters would compute them.
+    return "path" if is_exact and eqx.filter_eval_shape(batch.carries_score, flow) else "total"

@@ -18,6 +18,7 @@ from ddnf.posterior.stages import (
     enlarge,
     find_modes,
     fit_base,
+    is_enough,
     join,
     train,
     unfold,
@@ -75,8 +76,13 @@ def _next_training(state: State) -> Decision | str:
     settings = state.settings
     last = state.candidates[-1] if state.candidates else None
     trains = settings.flow is not None or settings.regularizer is not None or state.is_enlarged
-    if last is not None and _is_promising(state, last) and (state.rounds or not trains):
-        return "good"
+    if last is not None and last.is_confirmed and (state.rounds or not trains):
+        is_last = state.is_extended or state.rounds == settings.rounds or not uses_default_flow(state)
+        if is_enough(state, last) or is_last:
+            return "good"
+        if state.rounds:
+            name = _round_name(state)
+            return Decision(partial(train, name=name, is_extended=True), name, "not confirmed, train")
     if state.rounds == settings.rounds:
         return "no round left"
     name = _round_name(state)
@@ -151,30 +157,13 @@ def _after_check(state: State) -> Decision:
     settings = state.settings
     is_settled = state.is_polished or (state.exact is not None and state.exact.is_good)
     issues = find_issues(state.evidence)
-    if not is_settled and (issues or not _is_enough(state, state.best)):
+    if not is_settled and (issues or not is_enough(state, state.best)):
         if state.rounds < settings.rounds and uses_default_flow(state) and not state.is_extended:
             name = _round_name(state)
             return Decision(partial(train, name=name, is_extended=True), name, "not confirmed, train")
         if settings.exact == "auto" and (issues or state.exact is not None):
             return _next_polish(state, "issues found" if issues else "not confirmed")
     return Decision(None, "", f"return {state.best.stage if state.exact is None else 'chains'}")
-
-
-def _is_enough(state: State, candidate: Candidate) -> bool:
-    """Whether a fit needs no more training: less is asked where chains may follow."""
-    return candidate.is_good or (_may_be_corrected(state, candidate) and candidate.diagnosis.is_accurate)
-
-
-def _is_promising(state: State, candidate: Candidate) -> bool:
-    """Whether more draws may confirm that a fit is good: few tell little about k-hat where weights are nearly equal."""
-    diagnosis = candidate.diagnosis
-    is_near = diagnosis.is_nearly_equal and diagnosis.khat < 1
-    return candidate.is_good or (_may_be_corrected(state, candidate) and is_near)
-
-
-def _may_be_corrected(state: State, candidate: Candidate) -> bool:
-    is_alone = state.settings.exact == "never" or not uses_default_flow(state)
-    return candidate.is_sound and not is_alone
 
 
 def _gain(candidates: tuple[Candidate, ...]) -> float:

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, PyTree
 
@@ -30,6 +30,8 @@ _GRADIENTS = 32
 _KEPT = 64
 # Rows of data times points that are computed at once: intermediate results of more would not fit into memory.
 LARGEST = 2**24
+# Rows and columns of a matrix beyond which linear algebra gains from several threads.
+_LARGE = 200
 
 
 class Density(eqx.Module):
@@ -59,6 +61,11 @@ class Programs:
         self.mesh, arrays = mesh, [jnp.asarray(array) for array in traced.consts]
         self.density = Density(traced.jaxpr, copy_to_all(mesh, arrays))
         self._programs: dict[str, Callable] = {}
+
+    @property
+    def has_large_matrices(self) -> bool:
+        """Whether the log density computes matrices of more than a few hundred rows and columns."""
+        return _has_large_matrices(self.density.jaxpr)
 
     def values(self, z: Float[Array | np.ndarray, "n dim"]) -> Float[np.ndarray, " n"]:
         """The log density at many points."""
@@ -124,6 +131,13 @@ def compile_map(function: Callable, points: PyTree) -> Callable[[PyTree], PyTree
 
     compiled = compile_once(run, arrays, points)
     return lambda points: jax.tree.unflatten(structure, compiled(arrays, points))
+
+
+def _has_large_matrices(jaxpr) -> bool:
+    inner = [getattr(p, "jaxpr", p) for e in jaxpr.eqns for p in jax.tree.leaves(e.params)]
+    own = (v.aval.shape for e in jaxpr.eqns for v in e.outvars if hasattr(v.aval, "shape"))
+    is_own = any(len(shape) >= 2 and min(shape[-2:]) > _LARGE for shape in own)
+    return is_own or any(_has_large_matrices(p) for p in inner if isinstance(p, Jaxpr))
 
 
 def _values(density, z, most, mesh):

@@ -157,6 +157,10 @@ class RowPrograms(Programs):
         traced = jax.make_jaxpr(self.rows.log_density)(point)
         return Density(traced.jaxpr, copy_to_all(self.mesh, [jnp.asarray(array) for array in traced.consts]))
 
+    @property
+    def has_large_matrices(self) -> bool:
+        return False
+
     def values(self, z: Float[Array | np.ndarray, "n dim"]) -> Float[np.ndarray, " n"]:
         return self._total("values", _values, z, _POINTS)[0]
 

@@ -6,35 +6,43 @@ add a candidate each, with its diagnosis; the best candidate is the result, or t
 """
 
 import dataclasses
+from contextlib import nullcontext
+from functools import partial
 
+import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 from flowjax.bijections import AbstractBijection, Chain
 from jaxtyping import Array
 
+from ddnf.flow.certificate import compile_certificate
 from ddnf.flow.folds import folded_share
-from ddnf.flow.parts import as_exact
+from ddnf.flow.parts import as_exact, ddnf_parts
 from ddnf.flow.random import generator
 from ddnf.posterior.bridge import bridge
-from ddnf.posterior.defaults import default_flow, larger_flow
-from ddnf.posterior.diagnosis import EVALUATED, GOOD_KHAT, KHAT, QUICKLY, Sample, diagnose_sample, evaluate
-from ddnf.posterior.evaluate import LostFitError
-from ddnf.posterior.gaussian import reweighted
+from ddnf.posterior.defaults import default_spread, untrained_flow
+from ddnf.posterior.diagnosis import GOOD_KHAT, KHAT, QUICKLY, Sample, diagnose_sample, evaluate
+from ddnf.posterior.evaluate import LostFitError, compile_draws
 from ddnf.posterior.issues import gather_evidence, missed_above, probe_points, random_starts
 from ddnf.posterior.mixture import mixture_at_modes
 from ddnf.posterior.modes import Gaussian, gaussians, merged, with_all_modes, with_more_modes
-from ddnf.posterior.objective import PathGradient, ReverseKL, Whitening, best_gradient, whitening
+from ddnf.posterior.objective import PathGradient, ReverseKL, Whitening, best_gradient, chain, whitening
 from ddnf.posterior.polish import Chains
 from ddnf.posterior.proper import check_proper
 from ddnf.posterior.state import Candidate, Polished, Settings, State
 from ddnf.posterior.target import Target
+from ddnf.system.compiling import compiling_ahead
 from ddnf.training import loop
 
 # Training steps of the first round, which is enough for most targets, of one more where it nearly was, and of others.
 FIRST_STEPS = 600
 STEPS = 2500
 _NEAR = 0.97
+# Factor by which a quarter of the draws is spread out after a high k-hat.
+_FAR = 1.5
+# The path gradient has little noise at the end of training: Adam can forget sooner how large gradients were at first.
+_B2 = 0.99
 _REFINEMENTS = 3
 
 
@@ -58,10 +66,10 @@ def fit_base(state: State) -> State:
         base = mixture_at_modes(s.search_key, s.target, state.modes, whiten)
     state = dataclasses.replace(state, whitening=whiten, base=base)
     if not _uses_mixtures(s):
-        flow = default_flow(s.flow_key, s.target.dim) if s.flow is None else s.flow
+        flow = untrained_flow(s.flow_key, s.target.dim) if s.flow is None else s.flow
         return _with_candidate(_with_flow(state, flow), "base", 0)
     assert whiten is not None
-    state = _with_candidate(dataclasses.replace(state, trained=Chain([whiten.end()])), "base", 0)
+    state = _with_candidate(dataclasses.replace(state, trained=chain([whiten.end()])), "base", 0)
     return state if base is not None else _refined(state)
 
 
@@ -74,11 +82,12 @@ def _refined(state: State) -> State:
         candidate = state.candidates[-1]
         diagnosis = candidate.diagnosis
         is_known = diagnosis.khat < KHAT and diagnosis.ess * QUICKLY > 10 * dim
-        moments = _corrected(candidate, state.whitening) if is_known and not diagnosis.is_good else None
+        known = state.whitening.mean, state.whitening.scale
+        moments = reweighted(candidate.sample, *known) if is_known and not diagnosis.is_good else None
         if moments is None:
             break
         whiten = whitening(*moments, s.end)
-        other = dataclasses.replace(state, whitening=whiten, trained=Chain([whiten.end()]), candidates=())
+        other = dataclasses.replace(state, whitening=whiten, trained=chain([whiten.end()]), candidates=())
         other = _with_candidate(other, "base", 0)
         if not other.candidates or other.candidates[-1].diagnosis.ess < diagnosis.ess:
             break
@@ -86,16 +95,10 @@ def _refined(state: State) -> State:
     return state
 
 
-def _corrected(candidate: Candidate, whiten: Whitening) -> tuple[np.ndarray, np.ndarray] | None:
-    """Mean and triangular scale of the Gaussian of a base, moved by the weights of its own draws."""
-    mean, scale = (np.asarray(array, float) for array in (whiten.mean, whiten.scale))
-    return reweighted(candidate.sample, mean, scale if scale.ndim == 2 else np.diag(scale))
-
-
 def _with_flow(state: State, flow: AbstractBijection) -> State:
     """A state with an untrained flow, followed by an affine end."""
     whiten = state.whitening
-    initial = flow if whiten is None else Chain([flow, whiten.end()])
+    initial = flow if whiten is None else chain([flow, whiten.end()])
     return dataclasses.replace(state, initial=initial, trained=initial)
 
 
@@ -103,7 +106,7 @@ def unfold(state: State) -> State:
     """The default flow integrated with twice as many steps, which go on training from where it is."""
     assert isinstance(state.initial, Chain) and isinstance(state.trained, Chain)
     initial, trained = (
-        Chain([_finer(flow.bijections[0]), flow.bijections[1]]) for flow in (state.initial, state.trained)
+        chain([_finer(flow.bijections[0]), flow.bijections[1]]) for flow in (state.initial, state.trained)
     )
     rate = state.learning_rate / 2
     return dataclasses.replace(state, initial=initial, trained=trained, learning_rate=rate, is_finer=True)
@@ -117,7 +120,7 @@ def train(state: State, *, name: str, restart_rate: float | None = None, is_exte
     """One round of training of the flow and its affine end; from the beginning if it restarts with another rate."""
     s, first = state.settings, state.rounds == 0
     if state.initial is None:
-        state = _with_flow(state, default_flow(s.flow_key, s.target.dim))
+        state = _with_flow(state, untrained_flow(s.flow_key, s.target.dim))
     if restart_rate is not None:
         state = dataclasses.replace(state, trained=state.initial, learning_rate=restart_rate)
     assert state.trained is not None and state.initial is not None
@@ -126,6 +129,8 @@ def train(state: State, *, name: str, restart_rate: float | None = None, is_exte
     is_wide = bool(state.candidates) and not first and state.candidates[-1].diagnosis.khat >= GOOD_KHAT
     gradient = best_gradient(state.initial) if s.gradient is None else s.gradient
     batch = 2 * s.batch if state.is_enlarged else s.batch
+    is_short = s.flow is None and s.target.dim > 2 and not state.is_enlarged
+    spread, b2 = (default_spread(s.target.dim), _B2) if is_short else (1.0, 0.999)
     objective = ReverseKL(
         s.target.programs.density,
         state.whitening,
@@ -133,25 +138,25 @@ def train(state: State, *, name: str, restart_rate: float | None = None, is_exte
         batch,
         gradient,
         int(temper * steps) if first else 0,
-        jnp.asarray(1.5 if is_wide else 1.0),
+        jax.device_put(np.asarray(_FAR if is_wide else spread, jnp.result_type(float))),
         state.base,
         s.target.mesh,
     )
-    is_short = s.flow is None and s.target.dim > 2 and not state.is_enlarged
     oracle = _oracle(objective.path, s.target, is_short) if gradient == "path" else None
-    result = loop.fit(
-        jr.fold_in(s.fit_key, state.rounds + 100 * state.joined),
-        state.trained,
-        objective if oracle is None else objective.path,
-        steps=steps,
-        optimizer=loop.adam(state.learning_rate, steps),
-        oracle=oracle,
-        checkpoint=_checkpoint(state),
-        devices=s.target.mesh,
-        progress=s.progress,
-        description=f"posterior, {name}",
-        warn=False,
-    )
+    with compiling_ahead(partial(_compile_diagnosis, state)) if first and is_short else nullcontext():
+        result = loop.fit(
+            jr.fold_in(s.fit_key, state.rounds + 100 * state.joined),
+            state.trained,
+            objective if oracle is None else objective.path,
+            steps=steps,
+            optimizer=loop.adam(state.learning_rate, steps, b2=b2),
+            oracle=oracle,
+            checkpoint=_checkpoint(state),
+            devices=s.target.mesh,
+            progress=s.progress,
+            description=f"posterior, {name}",
+            warn=False,
+        )
     state = dataclasses.replace(
         state,
         trained=result.parameters,
@@ -164,6 +169,13 @@ def train(state: State, *, name: str, restart_rate: float | None = None, is_exte
         gradients=state.gradients + result.steps * batch,
     )
     return _with_candidate(state, name, result.skipped)
+
+
+def _compile_diagnosis(state: State) -> None:
+    """Compiles what `_with_candidate` runs after the first round of training of the default flow."""
+    s, flow = state.settings, _merged_flow(state.trained, state.whitening)
+    compile_draws(flow, s.check_key, state.base)
+    compile_certificate(ddnf_parts(flow)[0], probe_points(s.check_key, s.target.dim, state.base))
 
 
 def _default_steps(state: State) -> int:
@@ -189,9 +201,8 @@ def check(state: State) -> State:
     """All diagnoses of the best candidate, by more draws than in the course of the fit."""
     s = state.settings
     best = state.best if state.exact is None else state.exact.candidate
-    if len(best.sample.z) < EVALUATED:
-        sample = evaluate(s.check_key, best.flow, s.target, base=best.base)
-        confirmed = best._replace(sample=sample, diagnosis=diagnose_sample(sample))
+    if not best.is_confirmed:
+        confirmed = _confirmed(state, best)
         state = _with_confirmed(state, best, confirmed)
         best = confirmed
     sample = best.sample if state.exact is None else _sample_of(state.exact, s)
@@ -211,10 +222,11 @@ def check(state: State) -> State:
     return dataclasses.replace(state, evidence=evidence, gradients=state.gradients + evidence.drift.gradients)
 
 
-def _chain_points(chains: Chains) -> Array:
-    """Where the chains are before the flow, as many points as `probe_points` gives, so that nothing compiles again."""
-    x = np.asarray(chains.position.x)
-    return jnp.asarray(np.resize(x, (500, x.shape[1])))
+def _confirmed(state: State, candidate: Candidate) -> Candidate:
+    """The candidate diagnosed by as many draws as its result will be."""
+    s = state.settings
+    sample = evaluate(s.check_key, candidate.flow, s.target, base=candidate.base)
+    return candidate._replace(sample=sample, diagnosis=diagnose_sample(sample))
 
 
 def _with_confirmed(state: State, known: Candidate, confirmed: Candidate) -> State:
@@ -223,9 +235,15 @@ def _with_confirmed(state: State, known: Candidate, confirmed: Candidate) -> Sta
     return dataclasses.replace(state, candidates=candidates, polished=polished)
 
 
+def _chain_points(chains: Chains) -> Array:
+    """Where the chains are before the flow, as many points as `probe_points` gives, so that nothing compiles again."""
+    x = np.asarray(chains.position.x)
+    return jnp.asarray(np.resize(x, (500, x.shape[1])))
+
+
 def with_better_base(state: State, whiten: Whitening, *, is_surer: bool = False) -> State:
     """Another Gaussian as the base, if it is the better one or surer to be where the mass is."""
-    moved = dataclasses.replace(state, whitening=whiten, base=None, trained=Chain([whiten.end()]), candidates=())
+    moved = dataclasses.replace(state, whitening=whiten, base=None, trained=chain([whiten.end()]), candidates=())
     moved = _refined(_with_candidate(moved, "base", 0))
     is_better = bool(moved.candidates) and (is_surer or moved.best.rank > state.best.rank)
     return moved if is_better else state
@@ -240,7 +258,8 @@ def enlarge(state: State) -> State:
     s, whiten = state.settings, state.whitening
     if whiten is not None and state.polished and state.base is None and s.end is not None:
         whiten = whitening(*state.polished[-1].chains.moments(), s.end)
-    state = _with_flow(dataclasses.replace(state, whitening=whiten), larger_flow(s.flow_key, s.target.dim))
+    flow = untrained_flow(s.flow_key, s.target.dim, is_larger=True)
+    state = _with_flow(dataclasses.replace(state, whitening=whiten), flow)
     return dataclasses.replace(
         state,
         learning_rate=s.learning_rate / 2,
@@ -305,12 +324,32 @@ def _with_candidate(state: State, name: str, skipped: int) -> State:
     if diagnosis.khat > KHAT and _uses_mixtures(s):
         missed = missed_above(s.check_key, state.search, sample, state.modes, sample.z, sample.log_weights)
     new = Candidate(name, flow, sample, diagnosis, is_sound, skipped, state.base, missed)
+    if _is_promising(state, new):
+        new = _confirmed(state, new)
     return dataclasses.replace(state, candidates=(*state.candidates, new))
 
 
 def uses_default_flow(state: State) -> bool:
     """Whether the flow is ours to choose, and its base a mixture if there are several modes."""
     return _uses_mixtures(state.settings)
+
+
+def is_enough(state: State, candidate: Candidate) -> bool:
+    """Whether a fit needs no more training: less is asked of a flow where chains may follow."""
+    is_flow = candidate.stage != "base"
+    return candidate.is_good or (is_flow and _may_be_corrected(state, candidate) and candidate.diagnosis.is_accurate)
+
+
+def _is_promising(state: State, candidate: Candidate) -> bool:
+    """Whether more draws may confirm that a fit is good: few tell little about k-hat where weights are nearly equal."""
+    diagnosis = candidate.diagnosis
+    is_near = diagnosis.is_nearly_equal and diagnosis.khat < 1
+    return candidate.is_good or (_may_be_corrected(state, candidate) and is_near)
+
+
+def _may_be_corrected(state: State, candidate: Candidate) -> bool:
+    is_alone = state.settings.exact == "never" or not uses_default_flow(state)
+    return candidate.is_sound and not is_alone
 
 
 def _uses_mixtures(settings: Settings) -> bool:

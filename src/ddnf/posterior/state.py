@@ -9,7 +9,7 @@ import numpy as np
 from flowjax.bijections import AbstractBijection
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from ddnf.posterior.diagnosis import Diagnosis, Sample
+from ddnf.posterior.diagnosis import EVALUATED, Diagnosis, Sample
 from ddnf.posterior.evaluate import LostFitError
 from ddnf.posterior.issues import Evidence
 from ddnf.posterior.log import Log
@@ -63,6 +63,11 @@ class Candidate(NamedTuple):
     @property
     def is_good(self) -> bool:
         return self.is_sound and self.diagnosis.is_good
+
+    @property
+    def is_confirmed(self) -> bool:
+        """Whether its diagnosis is by as many draws as that of the result, because it looked good by fewer."""
+        return len(self.sample.z) >= EVALUATED
 
     @property
     def rank(self) -> tuple[bool, bool, float, float]:

@@ -1,7 +1,10 @@
 """Programs that compile in less time and run more slowly, for work that is done once or a few hundred times."""
 
-from collections.abc import Callable
-from functools import lru_cache, wraps
+import contextvars
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import cached_property, lru_cache, update_wrapper
 from typing import Any
 
 import equinox as eqx
@@ -12,24 +15,55 @@ import jax
 _QUICK = {"xla_cpu_use_fusion_emitters": False}
 
 
-def quick_jit(function: Callable) -> Callable:
+class Quick:
+    """A function as `equinox.filter_jit` would make it, compiled in less time where XLA can."""
+
+    def __init__(self, function: Callable):
+        update_wrapper(self, function)
+        self._function = function
+
+    def __call__(self, *args, **kwargs) -> Any:
+        return self._compiled(*args, **kwargs)
+
+    def lower(self, *args, **kwargs) -> Any:
+        """What `.compile()` compiles ahead of the first call with such arguments."""
+        return self._compiled.lower(*args, **kwargs)
+
+    @cached_property
+    def _compiled(self) -> Any:
+        options: Any = dict(compiler_options=_options())
+        return eqx.filter_jit(self._function, **options)
+
+
+def quick_jit(function: Callable) -> Quick:
     """As `equinox.filter_jit`, compiled in less time where XLA can. Not for calls from inside of another program.
+
+    It can be compiled ahead of its first call: `.lower(*args).compile()`.
 
     Example:
         >>> float(quick_jit(lambda x: 2 * x)(1.5))
         3.0
     """
+    return Quick(function)
 
-    @lru_cache
-    def compiled():
-        options: Any = dict(compiler_options=_options())
-        return eqx.filter_jit(function, **options)
 
-    @wraps(function)
-    def call(*args, **kwargs):
-        return compiled()(*args, **kwargs)
+@contextmanager
+def compiling_ahead(compile_all: Callable[[], None]) -> Iterator[None]:
+    """Runs a function that compiles programs in a thread beside the body, which XLA does without Python's lock.
 
-    return call
+    What it raises is raised at the end of the body, which waits for it.
+
+    Example:
+        >>> function = jax.jit(lambda x: 2 * x)
+        >>> with compiling_ahead(lambda: function.lower(1.5).compile()):
+        ...     pass
+        >>> float(function(1.5))
+        3.0
+    """
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(contextvars.copy_context().run, compile_all)
+        yield
+        future.result()
 
 
 @lru_cache

@@ -86,7 +86,7 @@ def run_chunk(
     """The state after a chunk of steps; `inputs` are a key and row numbers for each of them, or rows without `data`."""
     if oracle is None:
         return _run(run, state, static, data, held_out, inputs)
-    keys, first = inputs[0], state.chunk * run.length
+    keys, first = inputs[0], np.int32(state.chunk) * np.int32(run.length)
     carry, records = (state.parameters, state.memory, state.average), []
     rows = share_rows(run.mesh, jax.tree.map(lambda row: np.zeros(row.shape, row.dtype), oracle.rows))
     step = _short_step if oracle.is_short else _long_step

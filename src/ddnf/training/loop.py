@@ -64,26 +64,32 @@ class AdamState(NamedTuple):
     warmup: Int[Array, ""]
 
 
-def adam(learning_rate: float, steps: int, *, clip: float = 10.0, warmup: float = 0.02) -> optax.GradientTransformation:
+def adam(
+    learning_rate: float, steps: int, *, clip: float = 10.0, warmup: float = 0.02, b2: float = 0.999
+) -> optax.GradientTransformation:
     """Adam with a short warm-up, cosine decay to 0.001 of the peak learning rate, and clipped gradients.
+
+    `b2` is the decay of the mean square of gradients.
 
     Example:
         >>> optimizer = adam(1e-2, 1000)
     """
-    inner, update = _adam(clip)
+    init_inner, update = _adam(clip, b2)
 
     def init(params):
-        counts = (jnp.asarray(count, jnp.int32) for count in (max(2, steps), max(1, int(warmup * steps))))
-        peak = jnp.asarray(learning_rate, jnp.result_type(float))
-        return AdamState(inner.init(params), jnp.zeros((), jnp.int32), peak, *counts)
+        numbers = [np.asarray(count, np.int32) for count in (0, max(2, steps), max(1, int(warmup * steps)))]
+        start, *counts = jax.device_put(numbers)
+        peak = jax.device_put(np.asarray(learning_rate, jnp.result_type(float)))
+        return AdamState(init_inner(params), start, peak, *counts)
 
     return optax.GradientTransformation(init, update)
 
 
 @lru_cache
-def _adam(clip):
+def _adam(clip, b2):
     # Flattened: one update of all parameters compiles and runs faster than one for each array.
-    inner = optax.flatten(optax.chain(optax.clip_by_global_norm(clip), optax.scale_by_adam()))
+    inner = optax.flatten(optax.chain(optax.clip_by_global_norm(clip), optax.scale_by_adam(b2=b2)))
+    init = jax.jit(inner.init)
 
     def update(updates, state, params=None):
         updates, new = inner.update(updates, state.inner, params)
@@ -91,7 +97,7 @@ def _adam(clip):
         updates = jax.tree.map(lambda u: (rate * u).astype(u.dtype), updates)
         return updates, state._replace(inner=new, step=state.step + 1)
 
-    return inner, update
+    return init, update
 
 
 def _relative_rate(step, steps, warmup):
@@ -175,7 +181,7 @@ def fit(
     # Room for a multiple of 32 chunks: most runs share the programs that contain it.
     chunks = -(-max(steps, capacity or 0) // chunk // 32) * 32
     state = _initial_state(arrays, optimizer, chunks, seen.shape, None if average is None else arrays)
-    run = Chunk(loss, optimizer.update, validate, chunk, jnp.asarray(steps), average, mesh)
+    run = Chunk(loss, optimizer.update, validate, chunk, jax.device_put(np.asarray(steps)), average, mesh)
     # Random numbers of a chunk derive from its number, so the state holds none.
     mark = fingerprint((jr.key_data(key), arrays, feed.mark, held_out), steps, chunk, batch)
     saved = Checkpoints(checkpoint if is_first() else None, checkpoint_seconds, mark)
@@ -192,7 +198,7 @@ def fit(
                 state = run_chunk(run, state, static, data=feed.table, held_out=held_out, inputs=inputs, oracle=oracle)
                 jax.block_until_ready(state)
             seconds.append(time.perf_counter() - start)
-            _show(bar, state, run)
+            _show(bar, state, _done(state, chunk, steps), validate is not None)
             reason = _reason(state, chunk, steps, patience)
             saved.save(state, int(state.chunk), last=reason is not None)
     skipped, taken = int(state.skipped), _done(state, chunk, steps)
@@ -200,17 +206,17 @@ def fit(
         _warn(skipped, taken, reason)
     state = gather(mesh, state)
     done = int(state.chunk)
-    losses, values = (_with_nan(array[:done]) for array in (state.losses, state.values))
+    losses, values = (_with_nan(array)[:done] for array in (state.losses, state.values))
     return Fit(eqx.combine(state.best, static), losses, values, np.array(seconds), taken, skipped, reason)
 
 
 def _initial_state(arrays, optimizer, chunks, seen, average):
     dtype = jnp.result_type(float)
-    losses, values = jnp.full(chunks, jnp.inf, dtype), jnp.full((chunks, *seen), jnp.inf, dtype)
-    zero = jnp.zeros((), jnp.int32)
-    no_value, no_share = jnp.array(jnp.inf, dtype), jnp.zeros((), dtype)
-    memory = optimizer.init(arrays)
-    return State(arrays, memory, average, arrays, no_value, zero, zero, zero, no_share, losses, values)
+    # From NumPy: each operation of JAX outside of a program would be compiled.
+    losses, values, no_value = (np.full(shape, np.inf, dtype) for shape in (chunks, (chunks, *seen), ()))
+    zero, no_share = np.zeros((), np.int32), np.zeros((), dtype)
+    numbers = jax.device_put((no_value, zero, zero, zero, no_share, losses, values))
+    return State(arrays, optimizer.init(arrays), average, arrays, *numbers)
 
 
 def _with_nan(values) -> np.ndarray:
@@ -233,11 +239,11 @@ def _reason(state, chunk, steps, patience) -> str | None:
     return None
 
 
-def _show(bar, state, run):
-    bar.update(_done(state, run.length, run.steps) - bar.n)
+def _show(bar, state, done, is_validated):
+    bar.update(done - bar.n)
     last = int(state.chunk) - 1
-    shown = dict(loss=f"{float(state.losses[last]):.4g}")
-    if run.validate is not None:
+    shown = dict(loss=f"{np.asarray(state.losses)[last]:.4g}")
+    if is_validated:
         shown |= dict(best=f"{float(state.best_value):.4g}")
     bar.set_postfix(shown)
 
