@@ -430,8 +430,8 @@ def test_a_plate_of_rows_has_the_density_of_the_model(size, batch):
     known, wanted = tall.details(), whole.details()
     assert known.dims == wanted.dims
     assert_allclose(known.observed["y"], BINARY[1])
-    both = (details.log_likelihood(jnp.asarray(z[0]))["y"] for details in (known, wanted))
-    assert_allclose(*both)
+    found, expected = (details.log_likelihood(jnp.asarray(z[0]))["y"] for details in (known, wanted))
+    assert_allclose(found, expected)
     draws = {name: np.asarray(values)[None] for name, values in named.items()}
     assert known.predict(jax.random.key(0), draws)["y"].shape == (1, 50)
 

@@ -115,7 +115,7 @@ def is_integer(value: Any) -> bool:
 def numbers(x: Any, name: str) -> np.ndarray:
     """Any table as double-precision NumPy."""
     try:
-        found = x.astype(float).filled(np.nan) if isinstance(x, np.ma.MaskedArray) else np.asarray(x)
+        found = np.ma.filled(x.astype(float), np.nan) if isinstance(x, np.ma.MaskedArray) else np.asarray(x)
         if np.iscomplexobj(found):
             raise TypeError("complex numbers")
         if found.dtype.kind in "mM":

@@ -67,7 +67,7 @@ def try_chains(state: State) -> State:
     # Chains that have met may be the best there is in the end.
     kept = tried.polished if chains.rhat < MET else state.polished
     state = dataclasses.replace(state, gradients=tried.gradients, is_tried=True, polished=kept)
-    if state.base is not None:
+    if state.base is not None or state.settings.end is None:
         return state
     return with_better_base(state, whitening(*chains.moments(), state.settings.end))
 
@@ -76,6 +76,7 @@ def warm_up(state: State) -> State:
     """Markov chains from random starts to the bulk; the Gaussian with their moments is the base if it is better."""
     s, dim = state.settings, state.settings.target.dim
     points = best_starts(s.check_key, s.target, CHAINS)
+    assert s.end is not None
     plain = whitening(np.zeros(dim), np.eye(dim), s.end)
     space = Space(s.target.programs.density, merged_flow(chain([plain.end()]), plain), mesh=s.target.mesh)
     warm = run_warm_up(jr.fold_in(s.check_key, 2000), space, points)

@@ -24,7 +24,7 @@ def operations(log_density: Callable[[Array], Array], dim: int) -> float:
 
 
 def _count(jaxpr, start: int = _START) -> float:
-    return sum(_of(equation, start) for equation in jaxpr.eqns)
+    return float(sum(_of(equation, start) for equation in jaxpr.eqns))
 
 
 def _of(equation, start: int) -> float:

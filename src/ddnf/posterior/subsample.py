@@ -158,5 +158,5 @@ def some_rows(target: Target, indices: Int[np.ndarray, " m"]) -> Target:
 
 def _like(target: Target, density, rows: Rows | None = None) -> Target:
     functions = dict(constrain=target.constrain, initial=target.initial, unconstrain=target.unconstrain)
-    known = dict(sites=target.sites, details=target.details)
-    return Target(density, target.dim, **functions, **known, rows=rows).on(target.mesh)
+    known = Target(density, target.dim, **functions, sites=target.sites, details=target.details, rows=rows)
+    return known.on(target.mesh)
