@@ -1,6 +1,10 @@
-"""For all tests, doctests among them: compiled code does not pile up over the whole run."""
+"""For all tests, doctests among them: compiled code does not pile up, and workers do not fight for the cores."""
 
+import os
 from pathlib import Path
+
+# Before NumPy is imported: threads of linear algebra in one worker would wait for those of another.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import jax
 

@@ -38,7 +38,7 @@ TOPICS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "posterior": (
         "Posterior",
         "From a model to a fitted posterior.",
-        ("fit_posterior", "Posterior", "Target", "from_numpyro", "from_pymc", "cache_compilation"),
+        ("fit_posterior", "fit_posteriors", "Posterior", "Target", "from_numpyro", "from_pymc", "cache_compilation"),
     ),
     "density": ("Density", "Densities of tables, and model files.", ("fit_density", "Density", "load", "initialize")),
     "vae": ("Auto-encoder", "Auto-encoders with any flow.", ("VAE", "fit_vae", "judge_vae")),

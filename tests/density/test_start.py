@@ -108,6 +108,7 @@ def test_fewer_distinct_rows_than_components():
     assert np.isfinite(fit_mixture(RNG, rows, 8).log_prob(rows)).all()
 
 
+@pytest.mark.slow
 def test_rows_close_to_a_curve_have_a_weak_prior():
     """With the prior of full strength no component is as thin as the curve."""
     t = RNG.uniform(0, 6, size=(1500, 1))

@@ -383,7 +383,7 @@ def test_no_warnings_for_a_good_fit():
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_a_round_that_folds_restarts_with_a_smaller_rate(monkeypatch):
     rates, adam, shares = [], train.adam, iter([0.0, 0.0, 0.1, 0.0, 0.0])
-    monkeypatch.setattr(train, "adam", lambda rate, steps: rates.append(rate) or adam(rate, steps))
+    monkeypatch.setattr(train, "adam", lambda rate, steps, **rest: rates.append(rate) or adam(rate, steps, **rest))
     monkeypatch.setattr(stages, "folded_share", lambda *_: next(shares))
     target = ddnf.Target(lambda z: -jnp.sum(jnp.log1p(z**2)), 2)
     posterior = ddnf.fit_posterior(jr.key(0), target, flow=small(2), steps=30, rounds=3, exact="never", progress=False)

@@ -87,7 +87,7 @@ def test_data_are_not_constants_of_the_program(compilations):
 def test_many_rows_are_computed_in_parts(monkeypatch):
     z = np.random.default_rng(0).normal(size=(50, 3))
     whole = Programs(regression(1000), 3).gradients(z)
-    monkeypatch.setattr(programs, "_LARGEST", 10_000)
+    monkeypatch.setattr(programs, "LARGEST", 10_000)
     for a, b in zip(Programs(regression(1000), 3).gradients(z), whole, strict=True):
         assert_allclose(a, b, rtol=1e-10)
 

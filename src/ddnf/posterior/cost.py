@@ -1,10 +1,10 @@
 """What a log density costs, counted in its program: the same number on every machine, so that budgets are too."""
 
+import math
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array
 
 # What it takes to start one operation, in arithmetic operations: many share that, but those in loops.
@@ -32,14 +32,14 @@ def _of(equation, start: int) -> float:
     inside = list(_inside(equation.params.values()))
     if inside and name in ("scan", "while"):
         times = equation.params["length"] if name == "scan" else _UNKNOWN
-        return times * sum(_count(jaxpr, _START_IN_LOOP) for jaxpr in inside)
+        return float(times) * sum(_count(jaxpr, _START_IN_LOOP) for jaxpr in inside)
     if inside:
-        return sum(_count(jaxpr, start) for jaxpr in inside)
-    size = sum(float(np.prod(variable.aval.shape)) for variable in equation.outvars)
+        return float(sum(_count(jaxpr, start) for jaxpr in inside))
+    size = sum(math.prod(variable.aval.shape) for variable in equation.outvars)
     if name == "dot_general":
         (contracted, _), _ = equation.params["dimension_numbers"]
-        size *= 2 * np.prod([equation.invars[0].aval.shape[axis] for axis in contracted])
-    return start + size
+        size *= 2 * math.prod(equation.invars[0].aval.shape[axis] for axis in contracted)
+    return float(start + size)
 
 
 def _inside(values):

@@ -24,6 +24,7 @@ from ddnf.posterior.bridge import bridge
 from ddnf.posterior.defaults import default_spread, untrained_flow
 from ddnf.posterior.diagnosis import GOOD_KHAT, KHAT, QUICKLY, Sample, diagnose_sample, evaluate
 from ddnf.posterior.evaluate import LostFitError, compile_draws
+from ddnf.posterior.gaussian import reweighted
 from ddnf.posterior.issues import gather_evidence, missed_above, probe_points, random_starts
 from ddnf.posterior.mixture import mixture_at_modes
 from ddnf.posterior.modes import Gaussian, gaussians, merged, with_all_modes, with_more_modes
@@ -173,7 +174,7 @@ def train(state: State, *, name: str, restart_rate: float | None = None, is_exte
 
 def _compile_diagnosis(state: State) -> None:
     """Compiles what `_with_candidate` runs after the first round of training of the default flow."""
-    s, flow = state.settings, _merged_flow(state.trained, state.whitening)
+    s, flow = state.settings, merged_flow(state.trained, state.whitening)
     compile_draws(flow, s.check_key, state.base)
     compile_certificate(ddnf_parts(flow)[0], probe_points(s.check_key, s.target.dim, state.base))
 
