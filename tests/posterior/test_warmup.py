@@ -83,9 +83,9 @@ def test_the_cost_of_a_log_density():
 
 @pytest.mark.slow
 def test_a_hierarchy_whose_mode_is_a_funnel_needs_no_flow():
-    """Normal means in 60 groups, centred: the density has no mode, and the deviation of the means is well known."""
+    """Normal means in 60 groups, centred, which hardly differ: the density grows as their deviation goes to zero."""
     rng = np.random.default_rng(0)
-    y = rng.normal(0.0, 1.0, (60, 1)) + 0.5 * rng.normal(size=(60, 8))
+    y = 0.2 * rng.normal(size=(60, 1)) + 0.5 * rng.normal(size=(60, 4))
 
     def density(z):
         mu, log_tau, theta = z[0], z[1], z[2:]
@@ -99,16 +99,17 @@ def test_a_hierarchy_whose_mode_is_a_funnel_needs_no_flow():
 
     posterior = ddnf.fit_posterior(jr.key(0), ddnf.Target(density, 62), progress=False)
     assert [row.stage for row in posterior.log][2:] == ["warm up", "chains", "check"] and not posterior.issues
-    # The means of the groups, integrated out: y_j ~ N(mu, tau^2 + 0.5^2 / 8).
-    tau = np.linspace(0.3, 3, 2000)
-    variance, means = tau**2 + 0.25 / 8, y.mean(axis=1)
+    # The means of the groups, integrated out: y_j ~ N(mu, tau^2 + 0.5^2 / 4).
+    log_tau = np.linspace(-12, 2, 4000)
+    tau = np.exp(log_tau)
+    variance, means = tau**2 + 0.25 / 4, y.mean(axis=1)
     precision = 60 / variance + 1 / 25
     mean = means.sum() / variance / precision
-    log_p = -30 * np.log(variance) - np.log(precision) / 2 - tau**2 / 8
+    log_p = log_tau - 30 * np.log(variance) - np.log(precision) / 2 - tau**2 / 8
     log_p = log_p - np.sum(means**2) / variance / 2 + mean**2 * precision / 2
     p = np.exp(log_p - log_p.max())
-    first, second = (np.sum(p * np.log(tau) ** power) / p.sum() for power in (1, 2))
+    first, second = (np.sum(p * log_tau**power) / p.sum() for power in (1, 2))
     draws = np.asarray(posterior.sample(jr.key(1), 10_000), float)[:, 1:2]
     deviation = np.sqrt(second - first**2)
     assert posterior.chains is not None
-    assert judge(draws, np.array([first]), np.array([deviation]), ess=posterior.chains.ess, tolerance=0.02).is_right
+    assert judge(draws, np.array([first]), np.array([deviation]), ess=posterior.chains.ess, tolerance=0.05).is_right
