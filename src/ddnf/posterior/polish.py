@@ -46,7 +46,7 @@ MET = 1.05
 _APART = 1.2
 _LONGEST = 256
 # Share of divergent trajectories above which steps get smaller, by a higher acceptance to tune for, up to a limit.
-_MANY_DIVERGENCES = 0.02
+_MANY_DIVERGENCES = 0.005
 _HIGHEST_TARGET = 0.97
 # Draws of a chain by which convergence is judged; the others are left out, evenly.
 _JUDGED = 500
