@@ -61,7 +61,9 @@ class ModeMixture(Base):
         which_key, noise_key = jr.split(key)
         which = jr.categorical(which_key, self.log_weights, shape=(n,))
         noise = normals(noise_key, n, self.shape)
-        x = self.means[which] + jax.vmap(jnp.matmul)(self.scales[which], noise)
+        # Each draw times the triangle of every component: a copy of its own triangle for each draw takes far more memory.
+        scaled = jnp.einsum("kij,nj->nki", self.scales, noise)[jnp.arange(n), which]
+        x = self.means[which] + scaled
         return x, jax.vmap(self._log_prob)(x)
 
 

@@ -60,7 +60,9 @@ def missed_mass(key: PRNGKeyArray, target: Target, sample: Sample, gaussians: li
     noise = generator(key).normal(size=(_DRAWS, target.dim))
     log_normal = -np.sum(noise**2, axis=1) / 2 - target.dim / 2 * np.log(2 * np.pi)
     weights, log_known = _truncated(sample.log_weights)
-    inside = _bulk(sample.z)
+    # In many dimensions draws look nearer to their own covariance than others do: half gives it, the others are judged.
+    half = len(sample.z) // 2
+    inside = _bulk(sample.z[:half], sample.z[half:])
     missed = []
     for gaussian in gaussians:
         points = gaussian.mean + noise @ gaussian.scale.T
@@ -71,10 +73,10 @@ def missed_mass(key: PRNGKeyArray, target: Target, sample: Sample, gaussians: li
         own = bulk_radius(target.dim)
         standard = np.linalg.solve(gaussian.scale, (sample.z - gaussian.mean).T).T
         regions = (
-            (np.sum(noise**2, axis=1) < own, np.sum(standard**2, axis=1) < own),
-            (~inside(points), ~inside(sample.z)),
+            (np.sum(noise**2, axis=1) < own, weights * (np.sum(standard**2, axis=1) < own)),
+            (~inside(points), (weights * ~inside(sample.z))[half:]),
         )
-        found = [_compare(log_ratio, here, weights * fits, log_known, gaussian) for here, fits in regions]
+        found = [_compare(log_ratio, here, fits, log_known, gaussian) for here, fits in regions]
         missed.append(max(found, key=lambda one: one.least))
     return tuple(sorted((one for one in missed if one.least > 0), key=lambda one: -one.least))
 
@@ -115,8 +117,8 @@ def bulk_radius(dim: int) -> float:
     return dim + 2 * np.sqrt(2 * dim)
 
 
-def _bulk(z):
-    """Whether points lie within the ellipsoid that holds 99 % of the fit's draws."""
+def _bulk(z, others):
+    """Whether points lie within the ellipsoid of draws of the fit that holds 99 % of others."""
     mean, deviation = z.mean(axis=0), np.maximum(z.std(axis=0), 1e-300)
     precision = np.linalg.pinv(np.atleast_2d(np.corrcoef(z.T)), hermitian=True)
 
@@ -124,5 +126,5 @@ def _bulk(z):
         standard = (points - mean) / deviation
         return np.sum((standard @ precision) * standard, axis=1)
 
-    limit = np.quantile(distance(z), 0.99)
+    limit = np.quantile(distance(others), 0.99)
     return lambda points: distance(points) <= limit
