@@ -61,7 +61,7 @@ class ModeMixture(Base):
         which_key, noise_key = jr.split(key)
         which = jr.categorical(which_key, self.log_weights, shape=(n,))
         noise = normals(noise_key, n, self.shape)
-        # Each draw times the triangle of every component: a copy of its own triangle for each draw takes far more memory.
+        # Each draw times the triangles of all components: a copy of its own for each draw takes far more memory.
         scaled = jnp.einsum("kij,nj->nki", self.scales, noise)[jnp.arange(n), which]
         x = self.means[which] + scaled
         return x, jax.vmap(self._log_prob)(x)
