@@ -130,7 +130,7 @@ def _without_context(where: str, epochs: int, found: Found) -> Claim:
 
 
 def comparison(record: Record) -> list[ReportTable]:
-    """The paper's five rows beside ours from the longest runs of each, with the comparison in words as the caption."""
+    """The paper's five rows and our longest runs of each, with the comparison in words as the caption."""
     found, rows, text = groups(record), [], []
     for where in PAPER:
         pair = longest(found, where, (OURS, "plain"))
