@@ -182,7 +182,7 @@ def main() -> None:
         rows += measure(name, options.cores, options.repeats)
         for row in rows[-4:]:
             print({key: row[key] for key in ("posterior", "method", "caches", "seconds", "gradients")}, flush=True)
-        record = dict(command=f"python benchmarks/waiting.py --cores {options.cores}", rows=rows)
+        record = dict(command=f"python benchmarks/waiting.py --repeats {options.repeats}", rows=rows)
         record_file.write(options.out, plain(record), indented=True)
 
 
