@@ -6,10 +6,12 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
+from flowjax.bijections import Identity
 from numpy.testing import assert_allclose
 
 import ddnf
 from ddnf.posterior.evaluate import draw
+from ddnf.posterior.hmc import Kernel, Space, run
 from ddnf.posterior.mixture import ModeMixture
 from ddnf.posterior.modes import Search, gaussians, with_all_modes
 from ddnf.posterior.objective import ReverseKL, whitening
@@ -63,3 +65,19 @@ def test_searches_go_on_until_no_mode_is_left():
     few = gaussians(jr.key(2), target, search, 4)
     found = with_all_modes(jr.key(2), search, few)
     assert 1 < len(few) < len(found) == 8
+
+
+def test_swaps_of_components_keep_the_target():
+    """Chains that only swap move between modes, and points that are draws of the target stay so, whatever the base."""
+    lower = np.array([[[0.5, 0.0], [0.3, 1.0]], [[1.5, 0.0], [-0.5, 2.0]]])
+    target = ModeMixture(np.log([0.3, 0.7]), np.array([[-3.0, 0.0], [3.0, 1.0]]), lower)
+    base = ModeMixture(np.log([0.5, 0.3, 0.2]), np.array([[-3.0, 0.5], [2.5, 1.0], [4.0, 0.0]]), lower[[0, 1, 0]] * 0.8)
+    space, n = Space(target.log_prob, Identity((2,)), base), 4000
+    x, _ = target.draw(jr.key(0), n)
+    only_swaps = Kernel(jnp.ones(2), jnp.zeros(()), jnp.array(0), jnp.zeros(()))
+    _, after, trace = jax.jit(lambda x: run(space, jr.key(1), only_swaps, space.at(x), jnp.zeros(())))(x)
+    assert np.mean((np.asarray(x)[:, 0] < 0) != (np.asarray(after.x)[:, 0] < 0)) > 0.2
+    assert not np.asarray(trace.jumped).any()
+    for moment in (lambda z: z[:, 0] < 0, lambda z: z[:, 0], lambda z: z[:, 1], lambda z: z[:, 0] * z[:, 1]):
+        old, new = moment(np.asarray(x)), moment(np.asarray(after.x))
+        assert abs(new.mean() - old.mean()) < 4 * np.std(old) * np.sqrt(2 / n)

@@ -33,6 +33,11 @@ class Base(AbstractDistribution):
     def draw(self, key: PRNGKeyArray, n: int) -> tuple[Float[Array, "n dim"], Float[Array, " n"]]:
         """n draws, and their log density."""
 
+    @abstractmethod
+    def swap(self, key: PRNGKeyArray, x: Float[Array, "n dim"]) -> tuple[Float[Array, "n dim"], Float[Array, " n"]]:
+        """Proposals of Markov chains at x to go to the same place of another component, and what is to be added to the
+        difference of the log densities before they are accepted."""
+
 
 def draw(
     flow: AbstractBijection, key: PRNGKeyArray, n: int, *, base: Base | None = None, mesh: Mesh | None = None

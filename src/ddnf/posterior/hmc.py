@@ -1,8 +1,9 @@
 """Many Markov chains at once on a target pulled back through a flow.
 
 With z = T(x), chains move x under log p(T(x)) + log |det J_T(x)|, where a good flow leaves little structure. One
-transition is Hamiltonian Monte Carlo, which explores around a chain, followed by an independent proposal from the
-flow's base (z is then a draw of the flow), which moves a chain to any place that the flow knows, such as other modes.
+transition is an independent proposal from the flow's base (z is then a draw of the flow), which moves a chain to any
+place that the flow knows, such as other modes, followed by Hamiltonian Monte Carlo, which explores around a chain.
+Where proposals are rare and the base is a mixture, the other transitions begin with a proposal to swap components.
 """
 
 from typing import Any, NamedTuple
@@ -38,7 +39,7 @@ class Kernel(NamedTuple):
         scale: triangular root of the covariance of x, or a vector of deviations.
         log_step: logarithm of the step size.
         length: leapfrog steps of a transition.
-        jumps: share of the transitions that end with a proposal from the flow.
+        jumps: share of the transitions that begin with a proposal from the flow.
         target: mean acceptance that the step size is tuned for.
     """
 
@@ -166,34 +167,46 @@ def run(
 
 
 def _transition(space: Space, key, kernel: Kernel, before: Position):
-    """A Hamiltonian trajectory, then a proposal from the flow, independent of where the chain is.
+    """A proposal from the flow, independent of where the chain is, or of a swap; then a Hamiltonian trajectory.
 
-    Some trajectories take small steps, which narrow places need. The proposal is the last iteration of the same loop,
+    Some trajectories take small steps, which narrow places need. The proposal is the first iteration of the same loop,
     so that the flow and the target are compiled once.
     """
     n, dim = before.x.shape
+    dtype = before.x.dtype
     momentum_key, uniform_key, base_key = jr.split(key, 3)
-    momentum = normals(momentum_key, n, (dim,)).astype(before.x.dtype)
-    proposal = draw_base(space.base, base_key, n, (dim,))[0].astype(before.x.dtype)
-    size, kind, jumps, *accept = jr.uniform(uniform_key, (5, n), before.x.dtype)
+    momentum = normals(momentum_key, n, (dim,)).astype(dtype)
+    size, kind, jumps, *accept = jr.uniform(uniform_key, (5, n), dtype)
+    is_jump = jumps < kernel.jumps
+    proposal, correction = _proposal(space.base, base_key, before, is_jump)
     step = (jnp.exp(kernel.log_step) * jnp.where(kind < 0.15, 0.15, 0.5 + 0.5 * size))[:, None]
 
     def evaluate(number, carry):
-        position, p, _ = carry
-        is_last = number == kernel.length
+        position, start, p = carry
+        is_first = number == 0
         half = p + step / 2 * _pull(kernel.scale, position.slope)
-        new = space.at(jnp.where(is_last, proposal, position.x + step * _push(kernel.scale, half)))
-        p_new = half + step / 2 * _pull(kernel.scale, new.slope)
-        moved = _choose(jnp.full(n, ~is_last), new, position), jnp.where(is_last, p, p_new)
-        return *moved, new
+        new = space.at(jnp.where(is_first, proposal, position.x + step * _push(kernel.scale, half)))
+        gain = jnp.where(is_jump, new.log_weight - position.log_weight, new.log_p - position.log_p + correction)
+        position = _choose(~is_first | (jnp.log(accept[1]) < gain), new, position)
+        p = jnp.where(is_first, p, half + step / 2 * _pull(kernel.scale, new.slope))
+        return position, jax.tree.map(lambda a, b: jnp.where(is_first, a, b), position, start), p
 
-    after, p, jump = lax.fori_loop(0, kernel.length + 1, evaluate, (before, momentum, before))
-    change = after.log_p - before.log_p + jnp.sum(momentum**2 - p**2, axis=1) / 2
+    after, start, p = lax.fori_loop(0, kernel.length + 1, evaluate, (before, before, momentum))
+    change = after.log_p - start.log_p + jnp.sum(momentum**2 - p**2, axis=1) / 2
     change = jnp.where(jnp.isnan(change), -jnp.inf, change)
     acceptance = jnp.exp(jnp.minimum(change, 0.0))
-    position = _choose(accept[0] < acceptance, after, before)
-    jumped = (jumps < kernel.jumps) & (jnp.log(accept[1]) < jump.log_weight - position.log_weight)
-    return _choose(jumped, jump, position), acceptance, change < -_DIVERGENT, jumped
+    jumped = is_jump & (start.x != before.x).any(axis=1)
+    return _choose(accept[0] < acceptance, after, start), acceptance, change < -_DIVERGENT, jumped
+
+
+def _proposal(base: Base | None, key, before: Position, is_jump):
+    """Draws of the base, or swaps of its components with their correction; without components, none but draws."""
+    n, dim = before.x.shape
+    draws = draw_base(base, key, n, (dim,))[0].astype(before.x.dtype)
+    if base is None:
+        return draws, jnp.full(n, -jnp.inf, before.x.dtype)
+    swapped, correction = base.swap(jr.fold_in(key, 1), before.x)
+    return jnp.where(is_jump[:, None], draws, swapped), correction
 
 
 def _choose(accepted, after: Position, before: Position) -> Position:

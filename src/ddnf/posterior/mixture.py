@@ -66,6 +66,28 @@ class ModeMixture(Base):
         x = self.means[which] + scaled
         return x, jax.vmap(self._log_prob)(x)
 
+    def swap(self, key: PRNGKeyArray, x: Float[Array, "n dim"]) -> tuple[Float[Array, "n dim"], Float[Array, " n"]]:
+        """x' = m_k + S_k S_j^-1 (x - m_j), for j by the responsibilities r(x) and another k by the weights.
+
+        The way there has the density r_j(x) w_k / (1 - w_j), and the way back r_k(x') w_j / (1 - w_k) |S_k| / |S_j|.
+        """
+        from_key, to_key = jr.split(key)
+        every, count = jnp.arange(len(x)), len(self.log_weights)
+        shares = jax.vmap(self._log_shares)
+        others = jnp.where(jnp.eye(count, dtype=bool), -jnp.inf, self.log_weights)
+        known = shares(x)
+        j = jr.categorical(from_key, known)
+        k = jr.categorical(to_key, others[j])
+        inner = jax.vmap(lambda scale, y: solve_triangular(scale, y, lower=True))(self.scales[j], x - self.means[j])
+        there = self.means[k] + jnp.einsum("nij,nj->ni", self.scales[k], inner)
+        log_dets = jnp.sum(jnp.log(jnp.diagonal(self.scales, axis1=1, axis2=2)), axis=1)
+        # What depends on one component alone, of k less of j.
+        own = log_dets - self.log_weights - jax.nn.logsumexp(others, axis=1)
+        return there, own[k] - own[j] + shares(there)[every, k] - known[every, j]
+
+    def _log_shares(self, x: Float[Array, " dim"]) -> Float[Array, " k"]:
+        return jax.nn.log_softmax(self.log_weights + self.component_log_probs(x))
+
 
 def mixture_at_modes(key: PRNGKeyArray, target: Target, modes: tuple[Gaussian, ...], whiten: Whitening) -> ModeMixture:
     """The mixture of the Gaussians at the modes in coordinates of the whitening, adapted to the target.
