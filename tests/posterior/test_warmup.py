@@ -44,8 +44,9 @@ def test_long_chains_are_judged_by_some_of_their_draws(monkeypatch):
     """Sorting takes longer than the chains otherwise."""
     judged = []
     monkeypatch.setattr(warmup, "convergence", lambda draws: judged.append(draws.shape[1]) or convergence(draws))
-    ridge = gaussian(np.zeros(3), np.diag([1.0, 1.0, 1e8]))
-    warmup.warm_up(jr.key(1), Space(ridge.log_density, Identity((3,))), jr.normal(jr.key(0), (32, 3)))
+    starts = jr.normal(jr.key(0), (32, 3)) + 50 * (-1.0) ** jnp.arange(32)[:, None]
+    # Two modes, so that the chains never meet.
+    warmup.warm_up(jr.key(1), Space(lambda z: -jnp.sum((jnp.abs(z) - 50) ** 2) / 2, Identity((3,))), starts)
     assert len(judged) > 15 and 100 <= max(judged) < 200
 
 
