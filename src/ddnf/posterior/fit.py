@@ -53,9 +53,9 @@ def fit_posterior(
     starts are tried next, and returned if they converge. A flow, close to the identity at first, and an affine map
     after it are trained on their own draws. Where importance weights show that it is nearly good enough, training goes
     on from where it is, for at most `rounds` rounds; it starts again with a smaller learning rate if the flow folds or
-    has become worse than the Gaussian. Where it is not good enough, Markov chains without it are tried if the target is
-    cheap, from draws of the flow; else, or if they do not converge, chains through the best flow correct it, and a
-    larger flow is trained if these do not converge either. `posterior.log` shows what was done.
+    has become worse than the Gaussian. Where it is not good enough, Markov chains through the best flow correct it, and
+    a larger flow is trained if they do not converge. Where it is far from good and the target is cheap, chains without
+    it are tried before. `posterior.log` shows what was done.
 
     Args:
         key: random key.

@@ -38,6 +38,8 @@ _JOINS = 3
 # A larger flow comes before the chains where ESS is lower than this, and -log ESS above this for each dimension: small
 # errors in many dimensions make few weights large, and do not stop chains.
 _POOR = 0.1
+# Chains without a flow are tried where its ESS is lower than this: through a better one few transitions are enough.
+_HARDLY_HELPS = 0.5
 _POOR_PER_DIM = 0.025
 
 Stage = Callable[[State], State]
@@ -141,7 +143,8 @@ def _may_try_plain_chains(state: State) -> bool:
         return False
     target = state.settings.target
     is_by_flow = state.candidates[0].stage == "base" and state.best.stage != "base"
-    return is_by_flow and affordable_gradients(target.programs.density, target.dim) >= MOST_CHEAP / 2
+    is_poor = state.best.diagnosis.ess < _HARDLY_HELPS
+    return is_by_flow and is_poor and affordable_gradients(target.programs.density, target.dim) >= MOST_CHEAP / 2
 
 
 def _next_polish(state: State, reason: str) -> Decision:
