@@ -3,8 +3,10 @@
 import json
 from pathlib import Path
 
+import jax.random as jr
 import pytest
-from benchmarks import report, roofline, summary
+from benchmarks import calibration, report, roofline, summary
+from numpyro import handlers
 
 
 def part(*rows):
@@ -71,3 +73,15 @@ def test_result_files_are_strict_json():
 def test_products_go_round_the_narrowest_layer():
     assert roofline.products(40, (64, 64), 10)[3:] == [(64, 64, 400), (40, 64, 400)]
     assert roofline.backward((2, 3, 4)) == [(3, 2, 4), (2, 4, 3)]
+
+
+@pytest.mark.parametrize("name", calibration.MODELS)
+def test_calibration_ranks_the_parameters_of_its_models(name):
+    """The truth has one entry for each scalar of the sites, in their order, and the model takes the data."""
+    model = calibration.MODELS[name]
+    truth, data = model.simulate(jr.key(0))
+    trace = handlers.trace(handlers.seed(model.model, 0)).get_trace(*data)
+    sites = {site: entry for site, entry in trace.items() if not entry["is_observed"]}
+    assert tuple(sites) == model.sites and trace["y"]["value"].shape == data[0].shape
+    assert len(truth) == sum(entry["value"].size for entry in sites.values())
+    assert truth[model.sites.index("tau")] > 0

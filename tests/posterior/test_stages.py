@@ -1,5 +1,7 @@
 """The stages of a fit: the policy, the log, and that the best state seen is returned."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import jax.random as jr
@@ -59,6 +61,48 @@ def test_chains_that_get_nowhere_are_given_up():
     tried = try_chains(base)
     assert not tried.polished and 0 < tried.gradients < 500_000
     assert next_stage(tried).name == "flow 1"
+
+
+def _after_one_round(case, steps=60):
+    """A state whose flow has hardly been trained."""
+    from ddnf.posterior.stages import find_modes, fit_base, train
+    from ddnf.posterior.state import Settings, State
+
+    target, keys = ddnf.Target(case.log_density, case.dim), jr.split(jr.key(0), 4)
+    settings = Settings(target, None, steps, 32, 0.02, 1, 1, "full", None, None, None, None, "auto", False, *keys)
+    return train(fit_base(find_modes(State(settings, Search(target), 0.02))), name="flow 1")
+
+
+def test_plain_chains_take_the_place_of_a_flow_that_is_not_good():
+    from ddnf.posterior.chain_stages import try_plain_chains
+
+    case = HARD["rosenbrock, five pairs"]
+    state = _after_one_round(case)
+    assert next_stage(state).name == "plain chains"
+    tried = try_plain_chains(state)
+    assert tried.is_polished and tried.exact is not None and tried.exact.is_good
+    assert tried.exact.candidate.stage == "base" and next_stage(tried).name == "check"
+    chains = tried.exact.chains
+    draws = chains.z.reshape(-1, case.dim)
+    assert judge(draws, case.mean, case.deviation, ess=chains.ess, tolerance=0.05).is_right
+    assert not dataclasses.replace(chains, divergences=draws.shape[0] * chains.thin // 50).has_few_divergences
+
+
+def test_plain_chains_are_left_out_where_they_do_not_convince():
+    """In a funnel; and nobody tries them twice, or on a target that takes long."""
+    from ddnf.posterior.chain_stages import try_plain_chains
+
+    state = _after_one_round(funnel(6, 3.0))
+    tried = try_plain_chains(state)
+    assert not tried.is_polished and not tried.polished and tried.gradients > state.gradients
+    assert next_stage(tried).name != "plain chains"
+
+    def slow(z):
+        return jax.lax.fori_loop(0, 10_000, lambda _, x: 0.999 * x, 0.0) - jnp.sum(z**4)
+
+    expensive = dataclasses.replace(state.settings, target=ddnf.Target(slow, 6))
+    assert next_stage(state).name == "plain chains"
+    assert next_stage(dataclasses.replace(state, settings=expensive)).name != "plain chains"
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")

@@ -9,6 +9,7 @@ from flowjax.bijections import Identity
 from numpy.testing import assert_allclose
 
 import ddnf
+from ddnf.posterior import convergence, warmup
 from ddnf.posterior.cost import operations
 from ddnf.posterior.hmc import Space, initial_kernel, shrunk_moments
 from ddnf.posterior.polish import run_polish
@@ -37,6 +38,16 @@ def test_a_chain_that_is_lost_goes_on_elsewhere():
     warm = warm_up(jr.key(1), Space(density, Identity((3,))), starts)
     assert np.abs(warm.z).max() < 10 and warm.rhat < 1.1
     assert_allclose(warm.mean, 0.0, atol=0.3)
+
+
+def test_long_chains_are_judged_by_some_of_their_draws(monkeypatch):
+    """Sorting takes longer than the chains otherwise."""
+    judged = []
+    monkeypatch.setattr(warmup, "convergence", lambda draws: judged.append(draws.shape[1]) or convergence(draws))
+    starts = jr.normal(jr.key(0), (32, 3)) + 50 * (-1.0) ** jnp.arange(32)[:, None]
+    # Two modes, so that the chains never meet.
+    warmup.warm_up(jr.key(1), Space(lambda z: -jnp.sum((jnp.abs(z) - 50) ** 2) / 2, Identity((3,))), starts)
+    assert len(judged) > 15 and 100 <= max(judged) < 200
 
 
 def test_starts_are_those_of_highest_density():

@@ -6,7 +6,7 @@ import jax.random as jr
 import numpy as np
 
 from ddnf.posterior.diagnosis import EVALUATED
-from ddnf.posterior.hmc import Space
+from ddnf.posterior.hmc import Space, initial_kernel
 from ddnf.posterior.issues import missed_above
 from ddnf.posterior.objective import chain, whitening
 from ddnf.posterior.polish import CHAINS, MET, Chains, run_polish
@@ -70,6 +70,26 @@ def try_chains(state: State) -> State:
     if state.base is not None or state.settings.end is None:
         return state
     return with_better_base(state, whitening(*chains.moments(), state.settings.end))
+
+
+def try_plain_chains(state: State) -> State:
+    """Markov chains through the base alone, from draws of a flow that is not good enough; left out if not convincing.
+
+    They start all over the place that the flow knows, so they do not meet unless they move between its parts. Where
+    many trajectories diverge there is a place that they hardly enter, and the flow may help.
+    """
+    dim = state.settings.target.dim
+    finite = np.flatnonzero(np.isfinite(state.best.sample.log_weights))
+    z = state.best.sample.z[np.resize(finite, CHAINS)]
+    warm = Warm(z, initial_kernel(dim, 0.0), z.mean(axis=0), np.eye(dim), np.inf, 0)
+    alone = dataclasses.replace(state, candidates=state.candidates[:1])
+    tried = polish(alone, is_trial=True, warm=warm)
+    new = tried.polished[-1]
+    is_accepted = new.is_good and new.chains.has_few_divergences
+    polished = (*state.polished, new) if is_accepted else state.polished
+    return dataclasses.replace(
+        state, polished=polished, is_polished=is_accepted, is_tried=True, gradients=tried.gradients, evidence=None
+    )
 
 
 def warm_up(state: State) -> State:

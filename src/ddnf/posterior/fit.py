@@ -54,7 +54,8 @@ def fit_posterior(
     after it are trained on their own draws. Where importance weights show that it is nearly good enough, training goes
     on from where it is, for at most `rounds` rounds; it starts again with a smaller learning rate if the flow folds or
     has become worse than the Gaussian. Where it is not good enough, Markov chains through the best flow correct it, and
-    a larger flow is trained if they do not converge. `posterior.log` shows what was done.
+    a larger flow is trained if they do not converge. Where it is far from good and the target is cheap, chains without
+    it are tried before. `posterior.log` shows what was done.
 
     Args:
         key: random key.

@@ -8,11 +8,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ddnf.posterior.chain_stages import polish, try_chains, warm_up
+from ddnf.posterior.chain_stages import polish, try_chains, try_plain_chains, warm_up
 from ddnf.posterior.diagnosis import KHAT
 from ddnf.posterior.issues import find_issues
 from ddnf.posterior.log import Log, Row
 from ddnf.posterior.modes import LARGEST_FULL
+from ddnf.posterior.polish import MOST_CHEAP, affordable_gradients
 from ddnf.posterior.stages import (
     check,
     enlarge,
@@ -37,6 +38,8 @@ _JOINS = 3
 # A larger flow comes before the chains where ESS is lower than this, and -log ESS above this for each dimension: small
 # errors in many dimensions make few weights large, and do not stop chains.
 _POOR = 0.1
+# Chains without a flow are tried where its ESS is lower than this: through a better one few transitions are enough.
+_HARDLY_HELPS = 0.5
 _POOR_PER_DIM = 0.025
 
 Stage = Callable[[State], State]
@@ -67,6 +70,8 @@ def next_stage(state: State) -> Decision:
     if isinstance(training, Decision):
         return training
     if settings.exact == "always" or (settings.exact == "auto" and training != "good"):
+        if _may_try_plain_chains(state):
+            return Decision(try_plain_chains, "plain chains", f"{training}, try chains without it")
         return _next_polish(state, training)
     return Decision(check, "check", training)
 
@@ -129,6 +134,17 @@ def _after_folds(state: State, name: str) -> Decision:
     if not uses_default_flow(state) or state.is_finer:
         return _restart(state, name, 4, "folds")
     return Decision(lambda state: train(unfold(state), name=name), name, "folds, go on with twice the steps")
+
+
+def _may_try_plain_chains(state: State) -> bool:
+    """On a cheap target, chains without a flow take less time than a better flow and chains through it."""
+    is_first = not state.is_tried and not state.is_enlarged and state.base is None and len(state.candidates) > 1
+    if not is_first or state.settings.exact != "auto" or not uses_default_flow(state):
+        return False
+    target = state.settings.target
+    is_by_flow = state.candidates[0].stage == "base" and state.best.stage != "base"
+    is_poor = state.best.diagnosis.ess < _HARDLY_HELPS
+    return is_by_flow and is_poor and affordable_gradients(target.programs.density, target.dim) >= MOST_CHEAP / 2
 
 
 def _next_polish(state: State, reason: str) -> Decision:

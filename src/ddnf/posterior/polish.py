@@ -46,7 +46,7 @@ MET = 1.05
 _APART = 1.2
 _LONGEST = 256
 # Share of divergent trajectories above which steps get smaller, by a higher acceptance to tune for, up to a limit.
-_MANY_DIVERGENCES = 0.005
+FEW_DIVERGENCES = 0.005
 _HIGHEST_TARGET = 0.97
 # Draws of a chain by which convergence is judged; the others are left out, evenly.
 _JUDGED = 500
@@ -56,7 +56,7 @@ _RUNS = 10
 _MOST_GRADIENTS = 2_000_000
 # The same for chains without a flow, on a cheap target: what takes so many operations, within a limit.
 _MOST_OPERATIONS = 6e11
-_MOST_CHEAP = 16_000_000
+MOST_CHEAP = 16_000_000
 _TRIAL_GRADIENTS = 500_000
 # Share of transitions with a proposal from a flow that misses part of the target: more would fill up the chains with
 # draws of the flow before they have been where it does not go.
@@ -101,6 +101,11 @@ class Chains:
     def ess(self) -> float:
         """The smallest effective sample size, of bulk and tails."""
         return float(min(self.convergence.ess_bulk.min(), self.convergence.ess_tail.min()))
+
+    @property
+    def has_few_divergences(self) -> bool:
+        """Whether hardly any trajectory met a place that is narrower than its steps."""
+        return self.divergences <= FEW_DIVERGENCES * self.z.shape[0] * self.z.shape[1] * self.thin
 
     def moments(self) -> tuple[np.ndarray, np.ndarray]:
         """Mean and triangular root of the covariance of the later half of the draws."""
@@ -178,10 +183,7 @@ def run_polish(
         kernel = kernel._replace(log_step=warm.kernel.log_step, length=warm.kernel.length)
     most = _MOST_GRADIENTS
     if not has_flow:
-        # Momenta and the affine map take products with some triangles.
-        dim = space.flow.shape[0]
-        affordable = _MOST_OPERATIONS / (operations(space.log_density, dim) + 6 * dim**2)
-        most = int(np.clip(affordable, _MOST_GRADIENTS, _MOST_CHEAP))
+        most = int(np.clip(affordable_gradients(space.log_density, space.flow.shape[0]), _MOST_GRADIENTS, MOST_CHEAP))
     lengths: dict[int, float] = {}
     spent, transitions, latest, is_settled = CHAINS * CHUNK, 2 * CHUNK, None, False
     with tqdm(total=_RUNS, desc="posterior, polish", disable=not progress, unit="run") as bar:
@@ -213,6 +215,12 @@ def run_polish(
             kernel, transitions = following, min(_next_transitions(latest, is_tuning, is_settled, least), left)
     assert latest is not None
     return _thinned(latest, kernel, position, draws, spent)
+
+
+def affordable_gradients(log_density: Any, dim: int) -> float:
+    """Gradient evaluations that chains without a flow may take, by the cost of the target."""
+    # Momenta and the affine map take products with some triangles.
+    return _MOST_OPERATIONS / (operations(log_density, dim) + 6 * dim**2)
 
 
 def continue_chains(key: PRNGKeyArray, space: Space, chains: Chains, draws: int) -> Float[np.ndarray, "n dim"]:
@@ -268,7 +276,7 @@ def _is_converged(parameters: Convergence, weights: Convergence) -> bool:
 
 def _is_rough(latest: _Run, kernel: Kernel) -> bool:
     """Whether so many trajectories diverge that smaller steps are worth a trial."""
-    return bool(latest.trace.divergent.mean() > _MANY_DIVERGENCES and kernel.target < _HIGHEST_TARGET)
+    return bool(latest.trace.divergent.mean() > FEW_DIVERGENCES and kernel.target < _HIGHEST_TARGET)
 
 
 def _retuned(kernel: Kernel, latest: _Run, lengths: dict[int, float]) -> Kernel:

@@ -19,6 +19,8 @@ from ddnf.posterior.target import Target
 
 _LEAST_CHUNKS, _MOST_CHUNKS = 8, 60
 _MOST_GRADIENTS = 600_000
+# Draws of a chain by which it is judged whether they have met; the others are left out, evenly.
+_JUDGED = 100
 # R-hat of the later half of the draws at which chains have met.
 _MET = 1.1
 # Leapfrog steps: as many as it takes to cross some deviations.
@@ -67,7 +69,8 @@ def warm_up(key: PRNGKeyArray, space: Space, starts: Float[Array, "n dim"]) -> W
         number += 1
         parts.append(np.asarray(trace.x, float))
         later = np.swapaxes(np.concatenate(parts[number // 2 :]), 0, 1)
-        found = convergence(later)
+        # Sorting all draws would take longer than the chains.
+        found = convergence(later[:, :: max(1, later.shape[1] // _JUDGED)])
         ess, rhat = float(found.ess_bulk.min()), float(found.rhat.max())
         if (number >= _LEAST_CHUNKS and rhat < _MET) or number == _MOST_CHUNKS or spent > _MOST_GRADIENTS:
             mean, _, scale = shrunk_moments(later, ess)
