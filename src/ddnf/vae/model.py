@@ -216,7 +216,7 @@ class VAE(eqx.Module):
         """`terms` of every row, as by `jax.vmap` with split keys; the whole batch goes through the flow at once."""
         return self.terms_of_rows(jr.split(key, len(x)), x)
 
-    def terms_of_rows(self, keys: PRNGKeyArray, x: Float[Array, "n pixels"]) -> Terms:
+    def terms_of_rows(self, keys: Array, x: Float[Array, "n pixels"]) -> Terms:
         """`batch_terms` with a key for each row."""
         if self.flow is None or has_probes(self.flow):
             return jax.vmap(self.terms)(keys, x)
