@@ -5,8 +5,9 @@
 
 Pixels are re-binarised every epoch, as in the paper. With "ddnf+context" it is the paper's, with "wide" one without a
 flow and with 500 hidden units. Strong: the same batch, shared. Weak: the same batch for each process. Times are the
-fastest epoch of three runs after the first epoch, which compiles; the processor's time of an epoch is given too. Two processes that wait for each other lose most where other
-programs run on the same cores: `chrt`, which needs privileges, keeps these off.
+fastest epoch of three runs after the first epoch, which compiles; the processor's time of an epoch is given too. Two
+processes that wait for each other lose most where other programs run on the same cores: `chrt`, which needs privileges,
+keeps these off.
 """
 
 import argparse
