@@ -116,11 +116,39 @@ print(json.dumps(found))
 """
 
 
+ONE_EXCHANGE = """
+import json
+import jax, jax.numpy as jnp, numpy as np
+from ddnf.training.devices import mean_of_devices, mesh_of, share_rows
+
+def value_and_gradient(weights, rows):
+    def loss(weights):
+        z = jax.lax.scan(lambda z, w: (jnp.tanh(z @ w), None), rows, weights["layers"])[0]
+        return jnp.mean((z - weights["mean"]) ** 2)
+    return jax.value_and_grad(loss)(weights)
+
+weights = dict(layers=jnp.linspace(-1, 1, 27).reshape(3, 3, 3), mean=jnp.ones(3))
+rows, mesh = np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32), mesh_of(4)
+shared = jax.jit(lambda w, x: mean_of_devices(mesh, value_and_gradient, w, x)).lower(weights, share_rows(mesh, rows))
+compiled = shared.compile()
+results = compiled(weights, share_rows(mesh, rows)), jax.jit(value_and_gradient)(weights, rows)
+flat = [np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(result)]).tolist() for result in results]
+print(json.dumps(dict(exchanges=compiled.as_text().count(" all-reduce("), flat=flat)))
+"""
+
+
 def on_four_devices(code: str) -> dict:
     environment = os.environ | dict(XLA_FLAGS="--xla_force_host_platform_device_count=4", DDNF_CACHE="off")
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=600)
     assert run.returncode == 0, run.stderr[-3000:]
     return json.loads(run.stdout.splitlines()[-1])
+
+
+def test_devices_exchange_one_vector_of_means():
+    """Also where the gradient comes from a loop."""
+    found = on_four_devices(ONE_EXCHANGE)
+    assert found["exchanges"] == 1
+    np.testing.assert_allclose(found["flat"][0], found["flat"][1], rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.slow

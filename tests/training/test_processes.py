@@ -151,6 +151,27 @@ def test_rank_zero_twice():
     assert told.startswith(f"Expected a free port for the coordinator; {port} is in use") and "twice?" in told
 
 
+@pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="Linux has it")
+@pytest.mark.parametrize(
+    ("cores", "policy", "expected"), [(1, "OTHER", "BATCH"), (1, "IDLE", "IDLE"), (2, "OTHER", "OTHER")]
+)
+def test_one_core_is_a_batch_job(monkeypatch, cores, policy, expected):
+    """Else Gloo's thread would interrupt the one that sends."""
+    found = []
+
+    def schedule():
+        # Policies are those of a thread; this one ends.
+        os.sched_setscheduler(0, getattr(os, f"SCHED_{policy}"), os.sched_param(0))
+        processes._keep_sender_running()
+        found.append(os.sched_getscheduler(0))
+
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
+    thread = threading.Thread(target=schedule)
+    thread.start()
+    thread.join()
+    assert found == [getattr(os, f"SCHED_{expected}")]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

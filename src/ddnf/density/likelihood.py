@@ -19,6 +19,7 @@ from ddnf.density.mixture import Mixture
 from ddnf.flow import batch
 from ddnf.flow.random import normal_log_prob, normals
 from ddnf.training import loop as train
+from ddnf.training.chunk import MeanLoss
 from ddnf.training.devices import map_shared, shared_rows
 
 # Above so many dimensions, covariances are diagonal.
@@ -33,7 +34,7 @@ class Model(eqx.Module):
     base: Mixture | None = None
 
 
-class NegativeLogLikelihood(eqx.Module):
+class NegativeLogLikelihood(MeanLoss):
     """Minus the mean log-likelihood, in standardized space and without the constant of the standardization.
 
     With a `penalty`, training also minimizes that times half of the sum of squares of the parameters of the first part
@@ -53,9 +54,12 @@ class NegativeLogLikelihood(eqx.Module):
         condition = None if condition is None else jnp.asarray((condition - spread[0]) / spread[1], dtype)
         return jnp.asarray(rows, dtype), condition
 
-    def __call__(self, model: Model, draw: train.Draw):
+    def randomize(self, draw: train.Draw):
         rows, condition = draw.rows
-        noise = jr.uniform(draw.key, rows.shape, rows.dtype) if self._has_integers else None
+        return rows, condition, jr.uniform(draw.key, rows.shape, rows.dtype) if self._has_integers else None
+
+    def of_rows(self, parameters: Model, step: Array, rows):
+        model, (rows, condition, noise) = parameters, rows
         rows, log_det = self.standardize(rows, noise)
         return self._regularization(model) - jnp.mean(log_prob(model, rows, condition) + log_det)
 

@@ -1,5 +1,6 @@
 """A chunk of training steps: compiled as one program, or step by step around something that answers questions."""
 
+from abc import abstractmethod
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -11,10 +12,10 @@ import numpy as np
 import optax
 from jax import lax
 from jax.sharding import Mesh
-from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
+from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree, Scalar
 
 from ddnf.system.compiling import quick_jit
-from ddnf.training.devices import share_rows, shared_rows, wait_for
+from ddnf.training.devices import mean_of_devices, share_rows, shared_rows, wait_for
 
 
 class Draw(NamedTuple):
@@ -23,6 +24,24 @@ class Draw(NamedTuple):
     key: PRNGKeyArray
     step: Int[Array, ""]
     rows: PyTree
+
+
+class MeanLoss(eqx.Module):
+    """A loss that is a mean over rows: each device computes it for its own rows, and they exchange once a step.
+
+    What is random about a row is drawn before, for all rows together, so that it does not depend on the devices.
+    """
+
+    @abstractmethod
+    def randomize(self, draw: Draw) -> PyTree:
+        """The rows of a step with all that is random about each: arrays whose first axis is the rows."""
+
+    @abstractmethod
+    def of_rows(self, parameters: PyTree, step: Int[Array, ""], rows: PyTree) -> Scalar:
+        """The mean over some rows from `randomize`; terms without rows may be added to it."""
+
+    def __call__(self, parameters: PyTree, draw: Draw) -> Scalar:
+        return self.of_rows(parameters, draw.step, self.randomize(draw))
 
 
 class Oracle(NamedTuple):
@@ -62,7 +81,7 @@ class Chunk(NamedTuple):
     """What all chunks of a run share.
 
     Attributes:
-        loss: of the parameters and a `Draw`.
+        loss: of the parameters and a `Draw`; a `MeanLoss` where the devices are to exchange once a step.
         update: of an optax optimizer.
         validate: of the parameters and held-out data.
         length: steps of a chunk.
@@ -134,7 +153,7 @@ def _end(run, state, static, held_out, carry, records):
 def _iterate(run: Chunk, static, carry, draw: Draw, is_within):
     """A step of the optimizer; none if loss or gradient are not finite, or where the step is not within the run."""
     arrays, memory, average = carry
-    value, gradient = jax.value_and_grad(lambda arrays: run.loss(eqx.combine(arrays, static), draw))(arrays)
+    value, gradient = _value_and_gradient(run, static, arrays, draw)
     updates, new_memory = run.update(gradient, memory, arrays)
     new_arrays = optax.apply_updates(arrays, updates)
     # The decay grows from 0.1, so that the average forgets the initial parameters.
@@ -143,6 +162,17 @@ def _iterate(run: Chunk, static, carry, draw: Draw, is_within):
     finite = is_within & jnp.isfinite(value + optax.tree.norm(gradient) + optax.tree.norm(updates))
     carry = jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, carry)
     return carry, (jnp.where(finite, value, 0.0), finite, is_within)
+
+
+def _value_and_gradient(run: Chunk, static, arrays, draw: Draw):
+    if not isinstance(run.loss, MeanLoss):
+        return jax.value_and_grad(lambda arrays: run.loss(eqx.combine(arrays, static), draw))(arrays)
+
+    def of_rows(model, rows):
+        loss, static, arrays, step = model
+        return jax.value_and_grad(lambda arrays: loss.of_rows(eqx.combine(arrays, static), step, rows))(arrays)
+
+    return mean_of_devices(run.mesh, of_rows, (run.loss, static, arrays, draw.step), run.loss.randomize(draw))
 
 
 def _end_of_chunk(run: Chunk, state: State, static, held_out, carry, records) -> State:

@@ -139,7 +139,8 @@ def fit(
     Args:
         key: random key; each step derives its own.
         parameters: any pytree; its floating-point arrays are trained (those under `paramax.NonTrainable` not).
-        loss: the loss of a step from the parameters and a `Draw` (key, step, rows of the data).
+        loss: the loss of a step from the parameters and a `Draw` (key, step, rows of the data). With a `MeanLoss`,
+            several devices exchange once a step; with others, the compiler decides when they do.
         steps: number of steps.
         optimizer: any optax optimizer.
         data: pytree of arrays with a common leading axis; each step sees `batch` rows, by random permutations. Or a

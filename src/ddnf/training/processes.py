@@ -62,6 +62,7 @@ def initialize(
     if jax.distributed.is_initialized():
         raise ValueError("Expected initialize to be called once; this process has joined others already.")
     limits = dict(heartbeat_timeout_seconds=LOST)
+    _keep_sender_running()
     if coordinator is None or processes is None or rank is None:
         _start(limits | dict(initialization_timeout=_WAIT_FOUND if timeout is None else max(1, int(timeout))))
         return
@@ -112,6 +113,20 @@ def one_clear_end(processes: int) -> Iterator[None]:
 
 def _line(who: str) -> str:
     return f"{who} of this run has ended, so this one ends too. Start all again: with a checkpoint, they go on from it."
+
+
+def _keep_sender_running() -> None:
+    """Makes this process a batch job for Linux, if it has one core and nobody chose how it is scheduled.
+
+    Gloo sends while it holds a lock. On one core, its thread that receives would interrupt that, and poll for the lock
+    until its time is up: 4 ms for each message. Threads of batch jobs do not interrupt each other when they wake up;
+    later threads inherit this.
+    """
+    if not hasattr(os, "SCHED_BATCH") or len(os.sched_getaffinity(0)) > 1:
+        return
+    if os.sched_getscheduler(0) == os.SCHED_OTHER:
+        with contextlib.suppress(OSError):  # where a sandbox forbids it
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 def _start(how: dict[str, Any]) -> None:

@@ -5,6 +5,7 @@ from functools import lru_cache
 from os import PathLike
 from typing import Literal, NamedTuple
 
+import equinox as eqx
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
@@ -14,6 +15,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from ddnf.system.checks import check_count, check_key
 from ddnf.training import loop as train
+from ddnf.training.chunk import MeanLoss
 from ddnf.vae.model import VAE, as_real
 
 Pixels = Literal["dynamic", "grey", "given"]
@@ -100,7 +102,7 @@ def fit_vae(
     found = train.fit(
         key,
         vae,
-        _loss(pixels, warm_up * steps),
+        _Loss(pixels, warm_up * steps),
         steps=epochs * steps,
         optimizer=_adam() if optimizer is None else optimizer,
         data=jnp.asarray(images),
@@ -133,18 +135,21 @@ def _validate(vae: VAE, held_out: Sequence[Array]) -> Float[Array, " n"]:
     return jnp.stack([mean(x) for x in held_out])
 
 
-@lru_cache
-def _loss(pixels: Pixels, warm_up_steps: int) -> Callable:
-    """The loss of a step; cached, so that the same arguments give the same function, compiled once."""
+class _Loss(MeanLoss):
+    """-ELBO of one draw per image, with the KL term's weight."""
 
-    def loss(vae: VAE, draw: train.Draw) -> Array:
+    pixels: Pixels = eqx.field(static=True)
+    warm_up_steps: int = eqx.field(static=True)
+
+    def randomize(self, draw: train.Draw):
         pixel_key, key = jr.split(draw.key)
-        x = _PREPARE[pixels](pixel_key, draw.rows)
-        terms = vae.batch_terms(key, x)
-        weight = jnp.minimum(1.0, (draw.step + 1) / warm_up_steps) if warm_up_steps else 1.0
-        return jnp.mean(weight * terms.kl - terms.log_likelihood)
+        return _PREPARE[self.pixels](pixel_key, draw.rows), jr.split(key, len(draw.rows))
 
-    return loss
+    def of_rows(self, parameters: VAE, step: Array, rows):
+        x, keys = rows
+        terms = parameters.terms_of_rows(keys, x)
+        weight = jnp.minimum(1.0, (step + 1) / self.warm_up_steps) if self.warm_up_steps else 1.0
+        return jnp.mean(weight * terms.kl - terms.log_likelihood)
 
 
 @lru_cache

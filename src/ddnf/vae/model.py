@@ -214,7 +214,10 @@ class VAE(eqx.Module):
 
     def batch_terms(self, key: PRNGKeyArray, x: Float[Array, "n pixels"]) -> Terms:
         """`terms` of every row, as by `jax.vmap` with split keys; the whole batch goes through the flow at once."""
-        keys = jr.split(key, len(x))
+        return self.terms_of_rows(jr.split(key, len(x)), x)
+
+    def terms_of_rows(self, keys: Array, x: Float[Array, "n pixels"]) -> Terms:
+        """`batch_terms` with a key for each row."""
         if self.flow is None or has_probes(self.flow):
             return jax.vmap(self.terms)(keys, x)
         code = jax.vmap(self.code)(x)
