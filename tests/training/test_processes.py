@@ -77,13 +77,17 @@ def test_a_killed_process_ends_the_run_which_goes_on_from_its_checkpoint(tmp_pat
     assert_same(worker.run(tmp_path, None, steps), worker.run(tmp_path / "one", None, steps))
 
 
-def meet(port: int, *ranks: int, timeout: float = 10.0, totals: dict | None = None) -> dict[int, str]:
-    """What each process is told, by its place in `ranks`; "ready" if all is well."""
+def meet(
+    port: int, *ranks: int, timeout: float = 10.0, later: float = 0.0, totals: dict | None = None
+) -> dict[int, str]:
+    """What each process is told, by its place in `ranks`; "ready" if all is well. Others than rank 0 wait for `later`
+    seconds more."""
     told: dict[int, str] = {}
 
     def one(place, rank):
         try:
-            for link in processes._meet("localhost", port, (totals or {}).get(place, 3), rank, timeout).values():
+            limit = timeout + (later if rank else 0.0)
+            for link in processes._meet("localhost", port, (totals or {}).get(place, 3), rank, limit).values():
                 link.close()
             told[place] = "ready"
         except ValueError as error:
@@ -112,7 +116,7 @@ def test_processes_that_disagree_on_their_number():
 
 
 def test_a_process_that_does_not_come():
-    told = meet(free_port(), 0, 2, timeout=0.5)
+    told = meet(free_port(), 0, 2, timeout=0.5, later=30.0)
     assert told[0] == "Expected 3 processes; rank 1 did not come within 0.5 seconds."
 
 
