@@ -262,6 +262,7 @@ class _Problem(NamedTuple):
 def _problem(key, table: Prepared, held, *, adaptive, penalty) -> _Problem:
     rows, given, codes, columns = table.rows, table.given, table.codes, table.columns
     order = _order(key, len(rows))
+    order = order if codes is None else _with_every_level(order, codes, held)
     noise = generator(jr.fold_in(key, 1)).uniform(size=rows.shape) * [column.integer for column in columns]
     every = to_real(columns, rows + noise)[0]
     real = every[order[held:]]
@@ -287,6 +288,16 @@ def _order(key, count):
     return generator(key).permutation(count)
 
 
+def _with_every_level(order, codes, held):
+    """The order with a row of each level among those trained on: a level that only held-out rows have is impossible."""
+    last = [len(order) - 1 - np.unique(levels[order][::-1], return_index=True)[1] for levels in codes.T]
+    kept = np.zeros(len(order), bool)
+    kept[np.concatenate(last)] = True
+    if not kept[:held].any() or kept.sum() > len(order) - held:
+        return order
+    return np.concatenate([order[~kept], order[kept]])
+
+
 def _deviations(given):
     deviation = given.std(axis=0)
     return np.where(deviation > 0, deviation, 1.0)  # a level that never occurs
@@ -299,7 +310,8 @@ def _picked(tables, chosen):
 def _chosen(problem: _Problem, begin: Start, result: train.Fit, *, adaptive) -> Density:
     """The best model on held-out rows, that before training included, with its likelihoods."""
     initial = -(likelihood.log_probs(begin.model, problem.u, problem.held_out[1]) + problem.log_det)
-    is_better = not adaptive or np.min(result.values[:, 0], initial=np.inf) < float(jnp.mean(initial))
+    values = result.values[:, 0]  # NaN after a chunk whose result was not finite
+    is_better = not adaptive or np.min(values[np.isfinite(values)], initial=np.inf) < float(jnp.mean(initial))
     model = as_exact(result.parameters if is_better else begin.model)
     density = Density(
         model.flow,
@@ -308,7 +320,7 @@ def _chosen(problem: _Problem, begin: Start, result: train.Fit, *, adaptive) -> 
         log_likelihood=np.nan,
         train_log_likelihood=np.nan,
         losses=result.losses,
-        values=result.values[:, 0],
+        values=values,
         seconds=result.seconds,
         names=problem.table.names,
         base=model.base,

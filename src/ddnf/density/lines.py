@@ -6,7 +6,7 @@ import gzip
 import io
 import re
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -118,6 +118,16 @@ def _cell_text(cell, form: Format) -> str:
     return str(cell).removesuffix(" 00:00:00") if hasattr(cell, "isoformat") else str(cell)
 
 
+def _advice(cells: Collection[str]) -> str:
+    """What to do if all of these are numbers or dates in another notation; else nothing.
+
+    Example:
+        >>> _advice(["1,5"]), _advice(["1,500", "1"])[:38], _advice(["red"])
+        ('Use --decimal , for decimal commas.', 'Use --decimal , for decimal commas. Us', '')
+    """
+    return " ".join(hint for form, hint in _FOREIGN.items() if cells and all(map(form.fullmatch, cells)))
+
+
 class Reader:
     """Collects one column, cell by cell. The first value decides whether it holds numbers or text."""
 
@@ -153,10 +163,8 @@ class Reader:
             >>> reader.hint()
             ('1,5', 'Use --decimal , for decimal commas.')
         """
-        if not self.levels:
-            return None
-        hints = [hint for form, hint in _FOREIGN.items() if all(map(form.fullmatch, self.levels))]
-        return (next(iter(self.levels)), hints[0]) if hints else None
+        found = _advice(self.levels)
+        return (next(iter(self.levels)), found) if found else None
 
     def column(self) -> np.ndarray:
         """Numbers with NaN, or text with None, booleans with None, or dates with NaT, where a value is missing."""
@@ -187,7 +195,8 @@ def read_cells(
             raise fail("", row, len(cells), "")
         for reader, number in zip(readers, numbers, strict=True):
             if not reader.add(cells[number]):
-                raise fail(repr(cells[number][:40]), row, number, "")
+                cell = cells[number].strip()
+                raise fail(repr(cell[:40]), row, number, f" {_advice([cell])}".rstrip())
     for reader, number in zip(readers, numbers, strict=True):
         if found := reader.hint():
             raise fail(repr(found[0][:40]), 1, number, " " + found[1])
