@@ -16,7 +16,7 @@ from ddnf import Density, fit_density
 from ddnf.density.likelihood import log_prob
 from ddnf.density.mixture import Mixture, fit_mixture, with_freedom
 from ddnf.density.regression import Regression, fit_regression, residuals
-from ddnf.density.start import start
+from ddnf.density.start import folds, start
 
 RNG = np.random.default_rng(0)
 
@@ -132,6 +132,23 @@ CASES = {
     "normal": (RNG.normal(size=(600, 2)) @ [[1.0, 0.7], [0.0, 0.5]], (1,)),
     "clusters": (8.0 * RNG.integers(0, 2, size=(600, 1)) + RNG.normal(size=(600, 2)), (2, 4, 8)),
 }
+
+
+def test_few_held_out_rows_do_not_decide_alone():
+    """Held-out rows in two tight groups, which two components describe better; other rows take turns with them."""
+    rng = np.random.default_rng(0)
+    rows = rng.normal(size=(150, 2))
+    held_out = np.array([[1.5, 0.0], [-1.5, 0.0]] * 6) + 0.05 * rng.normal(size=(12, 2))
+    begin = start(np.random.default_rng(0), Identity((2,)), rows, held_out)
+    assert begin.log_prob.mean(axis=1).argmax() > 1
+    assert begin.choice is not None and begin.choice.components == 1
+
+
+def test_rows_that_judge_do_not_train():
+    turns = folds(30, 12)
+    assert [list(judged) for _, judged in turns] == [[*range(18, 30)], [*range(12)]]
+    assert all(sorted([*trained, *judged]) == [*range(30)] for trained, judged in turns)
+    assert len(folds(2000, 200)) == 1 and len(folds(10, 1)) == 10
 
 
 @pytest.mark.parametrize("case", CASES)
