@@ -250,10 +250,14 @@ def _draws() -> str:
             tables.append((name, passed + _older(found), *shares))
         if kind == "conditional":
             gap = sum(row["gap"] for row in found) / len(found)
-            conditional.append((name, "PIT values", f"{passed}, {gap:.3f} nats per row less than the truth{_older(found)}"))
+            conditional.append(
+                (name, "PIT values", f"{passed}, {gap:.3f} nats per row less than the truth{_older(found)}")
+            )
         if kind == "two moons":
             (row,) = found
-            conditional.append(("two moons", "C2ST", f"{row['c2st']:.3f} (largest {row['largest']:.3f}){_older(found)}"))
+            conditional.append(
+                ("two moons", "C2ST", f"{row['c2st']:.3f} (largest {row['largest']:.3f}){_older(found)}")
+            )
     return f"""## Draws of awkward tables
 
 How often a two-sample test (energy distance, 200 draws and 200 new rows) finds no difference at the 5 % level. For comparison, the same for 200 other

@@ -278,12 +278,24 @@ def test_many_columns(tmp_path):
         ('a,b\n"1,234",2\n"12,000",3\n', "--decimal , .*--thousands"),
         ('a,b\n999,2\n"1,234",3\n', "--thousands"),
         ("a,b\n7,2\n3.5 %,3\n", "percentages"),
+        ("a|b\n1,5|2\n2,5|3\n", "--decimal"),
     ],
 )
 def test_numbers_in_another_notation_are_no_categories(tmp_path, text, hint):
     path = tmp_path / "a.csv"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(ValueError, match=f"column 'a'.*{hint}"):
+        open_table(path).read_columns([0, 1])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("1,5;2,5\n3,5;4,5\n", "column '1,5'.*--decimal"), ("red,1.5\nblue,2\nred,3\n", "looks like a row")],
+)
+def test_files_without_a_header_are_not_misread(tmp_path, text, message):
+    path = tmp_path / "a.csv"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=message):
         open_table(path).read_columns([0, 1])
 
 

@@ -77,7 +77,7 @@ def text_lines(path: Path, form: Format, moved: Callable[[int], Any] | None = No
             file = io.TextIOWrapper(binary, newline="", encoding=form.encoding)
             lines = (line for line in file if not (form.comment and line.startswith(form.comment)))
             start = next(lines, "")
-            delimiter = max(_delimiters(form), key=lambda mark: len(next(csv.reader([start], delimiter=mark), [])))
+            delimiter = _delimiter(start, form)
             for number, cells in enumerate(csv.reader(chain([start], lines), delimiter=delimiter)):
                 if moved is not None and number % _LINES_PER_MOVE == 0:
                     moved(raw.tell())
@@ -92,8 +92,19 @@ def text_lines(path: Path, form: Format, moved: Callable[[int], Any] | None = No
         raise ValueError(f"Expected a complete gz file in {str(path)!r}; got {error}.") from error
 
 
-def _delimiters(form: Format) -> str:
-    return "".join(mark for mark in ",\t;" if mark != form.decimal)
+def _delimiter(line: str, form: Format) -> str:
+    """The mark that splits a line into most cells; before that, one that splits it into numbers with decimal commas.
+
+    Example:
+        >>> _delimiter("a,b|c,d", Format()), _delimiter("1,5;2,5;3,5", Format())
+        (',', ';')
+    """
+    cells = {mark: next(csv.reader([line], delimiter=mark), []) for mark in ",\t;|" if mark != form.decimal}
+    with_commas = dataclasses.replace(form, decimal=",")
+    for mark in "\t;|":
+        if len(cells[mark]) > 1 and all(with_commas.number(cell) is not None for cell in cells[mark]):
+            return mark
+    return max(cells, key=lambda mark: len(cells[mark]))
 
 
 def sheet_lines(path: Path, form: Format, moved: Callable[[int], Any] | None = None) -> Iterator[list[str]]:
