@@ -36,7 +36,7 @@ def fit_again(
     assert begin.choice is not None
     rng = generator(key)
     losses, values = [problem.losses(begin.model)], [fitted.values]
-    for trained, judged in folds(len(problem.every_standard), len(problem.u))[1:]:
+    for trained, judged in folds(problem.every_standard, len(problem.u))[1:]:
         turn = problem.turn(trained, judged)
         model = start_again(rng, flow, turn.standard, begin.choice)
         losses.append(turn.losses(model))

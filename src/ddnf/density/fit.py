@@ -21,7 +21,7 @@ from ddnf.density.disk import IN_MEMORY, DiskTable, on_disk, open_rows
 from ddnf.density.encode import encode_rows
 from ddnf.density.issues import find_issues
 from ddnf.density.prepare import prepare
-from ddnf.density.problem import Problem, Schedule, row_order, split_table
+from ddnf.density.problem import Problem, Schedule, split_table
 from ddnf.density.result import Density
 from ddnf.density.start import MOST_ROWS, Start, start
 from ddnf.density.stream import WINDOW, ShuffledRows, Survey, survey, training_stream
@@ -181,8 +181,8 @@ class _Disk(NamedTuple):
             raise ValueError(f"Expected x in its support; {fault}.")
         spread = problem.moments[2:]
         width = sum(leaf[0].nbytes for leaf in jax.tree.leaves(problem.training))
-        seed, order = int(generator(key).integers(2**31)), row_order(key, len(table.rows))
-        stream = training_stream(seed, self.table, self.found, order[:held], read, missing=missing, width=width)
+        seed, held_out = int(generator(key).integers(2**31)), problem.order[:held]
+        stream = training_stream(seed, self.table, self.found, held_out, read, missing=missing, width=width)
         return problem._replace(table=table, training=stream)
 
 

@@ -57,6 +57,7 @@ class Problem(NamedTuple):
     """A table split in rows that train and held-out rows, in all the forms that a fit needs."""
 
     table: Prepared
+    order: np.ndarray  # numbers of rows: those held out, and then those that train
     categories: Categories | None
     moments: tuple[Any, ...]
     loss: likelihood.NegativeLogLikelihood
@@ -104,8 +105,9 @@ class Problem(NamedTuple):
 def split_table(key, table: Prepared, held: int, *, adaptive: bool, penalty: float) -> Problem:
     """Rows in random order, the first of them held out, standardized as those that train are."""
     rows, given, codes, columns = table.rows, table.given, table.codes, table.columns
-    order = row_order(key, len(rows))
+    order = generator(key).permutation(len(rows))
     order = order if codes is None else _with_every_level(order, codes, held)
+    order = _with_every_level(order, rows[:, np.ptp(rows[order[held:]], axis=0) == 0], held)
     noise = generator(jr.fold_in(key, 1)).uniform(size=rows.shape) * [column.integer for column in columns]
     every = to_real(columns, rows + noise)[0]
     real = every[order[held:]]
@@ -123,16 +125,16 @@ def split_table(key, table: Prepared, held: int, *, adaptive: bool, penalty: flo
     if codes is not None and table.schema is not None:
         categories = fit_categories(codes[order[held:]], table.schema.sizes)
     moments = mean, scale, *spread
-    return Problem(table, categories, moments, loss, judged, training, held_out, standard, u, log_det)
-
-
-def row_order(key, count: int) -> np.ndarray:
-    """Numbers of rows in the order in which they are held out and then trained on."""
-    return generator(key).permutation(count)
+    return Problem(table, order, categories, moments, loss, judged, training, held_out, standard, u, log_det)
 
 
 def _with_every_level(order, codes, held):
-    """The order with a row of each level among those trained on: a level that only held-out rows have is impossible."""
+    """The order with a row of each value of some columns among those trained on.
+
+    A level that only held-out rows have would be impossible, a column that is constant in training rows has no scale.
+    """
+    if not codes.shape[1]:
+        return order
     last = [len(order) - 1 - np.unique(levels[order][::-1], return_index=True)[1] for levels in codes.T]
     kept = np.zeros(len(order), bool)
     kept[np.concatenate(last)] = True

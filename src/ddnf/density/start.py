@@ -111,25 +111,28 @@ def start_again(
     return split.model(flow, with_freedom(mixture, split.rows, choice.freedom))
 
 
-def folds(count: int, held: int) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Row numbers to train on and to judge, in turns: the last `held` of `count` rows first, then others.
+def folds(rows: Float[np.ndarray, "n dim"], held: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Row numbers to train on and to judge, in turns: the last `held` rows judge first, then others.
 
-    There are as many turns as it takes for 70 rows to judge, at most 10.
+    There are as many turns as it takes for 70 rows to judge, at most 10. A turn in which a column that trains would be
+    constant is left out.
 
     Example:
-        >>> [judged.tolist() for _, judged in folds(5, 2)]
+        >>> [judged.tolist() for _, judged in folds(np.arange(5.0)[:, None], 2)]
         [[3, 4], [0, 1]]
     """
-    turns = min(-(-_FEWEST_JUDGED // held), _MOST_FOLDS, count // held)
-    first = [count - held, *range(0, (turns - 1) * held, held)]
-    return [(np.delete(np.arange(count), np.arange(i, i + held)), np.arange(i, i + held)) for i in first]
+    numbers = np.arange(len(rows))
+    turns = min(-(-_FEWEST_JUDGED // held), _MOST_FOLDS, len(rows) // held)
+    first = [len(rows) - held, *range(0, (turns - 1) * held, held)]
+    found = [(np.delete(numbers, np.arange(i, i + held)), np.arange(i, i + held)) for i in first]
+    return found[:1] + [turn for turn in found[1:] if np.ptp(rows[turn[0]], axis=0).all()]
 
 
 def _folds(rows, held_out, given):
     """Rows to train on, rows to judge, and the conditions of both."""
     every = np.concatenate([rows, held_out])
     known = None if given is None else np.concatenate(given)
-    for trained, judged in folds(len(every), len(held_out)):
+    for trained, judged in folds(every, len(held_out)):
         yield every[trained], every[judged], None if known is None else (known[trained], known[judged])
 
 
