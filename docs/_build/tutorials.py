@@ -134,7 +134,9 @@ def _with_values(code: str, namespace: dict[str, Any]) -> str:
 
 def _wrapped(printed: str) -> str:
     """Long lines, such as warnings, wrapped to the width of a page."""
-    return "\n".join(fill(line, 96, subsequent_indent="    ") if len(line) > 96 else line for line in printed.split("\n"))
+    return "\n".join(
+        fill(line, 96, subsequent_indent="    ") if len(line) > 96 else line for line in printed.split("\n")
+    )
 
 
 def _run(code: str, namespace: dict[str, Any], stem: Path, name: str) -> tuple[str, list[str]]:

@@ -137,6 +137,14 @@ def test_mixed_frames():
     assert tiny(missing="drop").fit(frame).density_.dropped_rows == 1
 
 
+def test_frames_with_dates():
+    days = pd.Timestamp("2020-01-01") + pd.to_timedelta(np.arange(40), "D")
+    frame = pd.DataFrame(ROWS[:, :1], columns=["width"]).assign(day=days)
+    model = tiny().fit(frame)
+    assert model.sample(4).dtypes.equals(frame.dtypes)
+    assert np.isfinite(model.score_samples(frame)).all()
+
+
 @pytest.mark.slow
 def test_in_other_processes():
     scores = cross_val_score(tiny(), ROWS, cv=2, n_jobs=2, error_score="raise")

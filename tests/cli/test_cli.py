@@ -16,7 +16,9 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 import ddnf
 from ddnf import DDNF, Density, cli
+from ddnf.cli.options import parse_condition
 from ddnf.density.columns import columns_from
+from ddnf.density.encode import encode_condition
 from ddnf.density.lines import Format
 from ddnf.density.schema import Field, Schema
 from ddnf.density.tables import open_table
@@ -380,6 +382,15 @@ def test_categories_in_conditions(folder, capsys):
     cli.main(["sample", "kinds.ddnf", "-n", "2", "--condition", "1.5,b"])
     assert by_name == capsys.readouterr().out and by_name.startswith("price,size\n")
     assert "(a, b); got another" in one_line(["sample", "kinds.ddnf", "--condition", "1.5,c"], capsys)
+
+
+def test_dates_and_durations_in_conditions():
+    day, took = Field("day", "day", "datetime64[us]"), Field("took", "duration", "timedelta64[us]")
+    model = dataclasses.replace(density(condition_dim=2), schema=Schema((Field("x"), Field("y")), (day, took)))
+    values = parse_condition("1970-01-03,1.5", model)
+    assert_allclose(encode_condition(model.schema, values), [[2.0, 1.5]])
+    with pytest.raises(ValueError, match="a date such as 2020-12-31 for 'day'; got 'May'"):
+        parse_condition("May,1.5", model)
 
 
 def test_show(folder, capsys):

@@ -114,8 +114,8 @@ def run_benchmark(folder, label):
 def test_draws_of_awkward_tables(tmp_path, name):
     """At the 5 % level 4.75 of 5 repetitions are expected to pass, if the fit has no error of its own.
 
-    Rows drawn from a table of 300 rows itself pass in 85 % of repetitions, so that fewer than 4 of 5 pass one time in
-    six, fewer than 3 one time in forty. `results/tables.json` has 20 repetitions, of which these are the first.
+    Rows drawn from a table of 300 rows itself pass in 90 % of repetitions, so that fewer than 4 of 5 pass one time in
+    twelve, fewer than 3 one time in a hundred. `results/tables.json` has 20 repetitions, of which these are the first.
     """
     rows = run_benchmark(tmp_path, f"table/{name}/")
     assert all(row["far_rows_finite"] for row in rows)

@@ -15,8 +15,10 @@ import ddnf
 from ddnf import Density, fit_density
 from ddnf.density.likelihood import log_prob
 from ddnf.density.mixture import Mixture, fit_mixture, with_freedom
+from ddnf.density.prepare import prepare
+from ddnf.density.problem import split_table
 from ddnf.density.regression import Regression, fit_regression, residuals
-from ddnf.density.start import start
+from ddnf.density.start import folds, start
 
 RNG = np.random.default_rng(0)
 
@@ -132,6 +134,34 @@ CASES = {
     "normal": (RNG.normal(size=(600, 2)) @ [[1.0, 0.7], [0.0, 0.5]], (1,)),
     "clusters": (8.0 * RNG.integers(0, 2, size=(600, 1)) + RNG.normal(size=(600, 2)), (2, 4, 8)),
 }
+
+
+def test_few_held_out_rows_do_not_decide_alone():
+    """Held-out rows in two tight groups, which two components describe better; other rows take turns with them."""
+    rng = np.random.default_rng(0)
+    rows = rng.normal(size=(150, 2))
+    held_out = np.array([[1.5, 0.0], [-1.5, 0.0]] * 6) + 0.05 * rng.normal(size=(12, 2))
+    begin = start(np.random.default_rng(0), Identity((2,)), rows, held_out)
+    assert begin.log_prob.mean(axis=1).argmax() > 1
+    assert begin.choice is not None and begin.choice.components == 1
+
+
+def test_rows_that_judge_do_not_train():
+    turns = folds(np.arange(30.0)[:, None], 12)
+    assert [list(judged) for _, judged in turns] == [[*range(18, 30)], [*range(12)]]
+    assert all(sorted([*trained, *judged]) == [*range(30)] for trained, judged in turns)
+    assert len(folds(np.arange(2000.0)[:, None], 200)) == 1 and len(folds(np.arange(10.0)[:, None], 1)) == 10
+
+
+@pytest.mark.parametrize("place", [0, 40, 200])
+def test_a_column_that_is_constant_but_for_one_row(place):
+    """Whether that row is held out at first, in a later turn, or never: a constant column would have no scale."""
+    rows = np.column_stack([RNG.normal(size=(300, 2)), np.full(300, 5.0)])
+    rows[np.random.default_rng(np.asarray(jr.key_data(jr.key(0)))).permutation(300)[place], 2] = 6.0
+    problem = split_table(jr.key(0), prepare(rows, None), 30, adaptive=True, penalty=0.0)
+    assert sorted(problem.order) == [*range(300)]
+    begin = start(RNG, Identity((3,)), problem.standard, np.asarray(problem.u, float), components=1)
+    assert np.isfinite(begin.log_prob).all()
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -128,6 +128,15 @@ def test_categories_are_drawn_as_often_as_they_are_probable():
 
 
 @pytest.mark.slow
+def test_a_level_of_one_row_is_trained_on():
+    """Held out, it would be impossible, and the likelihood of the held-out rows would be infinite."""
+    held = np.random.default_rng(np.asarray(jr.key_data(jr.key(0)))).permutation(60)[3]
+    kinds = np.where(np.arange(60) == held, "rare", "often")
+    density = fit({"size": RNG.normal(size=60), "kind": kinds})
+    assert np.isfinite(density.log_likelihood) and not density.issues
+    assert np.isfinite(density.log_prob({"size": [0.0], "kind": ["rare"]})).all()
+
+
 def test_categories_as_conditions():
     density = conditional()
     assert (density.dim, density.condition_dim) == (2, 2)
@@ -266,12 +275,27 @@ def test_many_columns(tmp_path):
         ("a,b\n10%,2\n3.5 %,3\n", "percentages"),
         ("a,b\n€1.5,2\n$3,3\n", "currency"),
         ("a,b\n31.12.2020,2\n1/2/21,3\n", "2020-12-31"),
+        ('a,b\n"1,234",2\n"12,000",3\n', "--decimal , .*--thousands"),
+        ('a,b\n999,2\n"1,234",3\n', "--thousands"),
+        ("a,b\n7,2\n3.5 %,3\n", "percentages"),
+        ("a|b\n1,5|2\n2,5|3\n", "--decimal"),
     ],
 )
 def test_numbers_in_another_notation_are_no_categories(tmp_path, text, hint):
     path = tmp_path / "a.csv"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(ValueError, match=f"column 'a'.*{hint}"):
+        open_table(path).read_columns([0, 1])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("1,5;2,5\n3,5;4,5\n", "column '1,5'.*--decimal"), ("red,1.5\nblue,2\nred,3\n", "looks like a row")],
+)
+def test_files_without_a_header_are_not_misread(tmp_path, text, message):
+    path = tmp_path / "a.csv"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=message):
         open_table(path).read_columns([0, 1])
 
 

@@ -121,7 +121,7 @@ class DDNFDensity(base.DensityMixin, base.BaseEstimator):
 
     def _table(self, X, *, reset):
         """A frame as it is, if it has other columns than numbers; else an array, and the names of its columns."""
-        if library_of(X) in ("pandas", "polars") and any(field.kind == "category" for field in _fields(X)):
+        if library_of(X) in ("pandas", "polars") and any(field.kind != "number" for field in _fields(X)):
             validation_tools.validate_data(self, X, skip_check_array=True, reset=reset)
             return X, None
         some = {} if self.missing == "raise" or not reset else dict(ensure_all_finite="allow-nan")

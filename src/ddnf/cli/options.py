@@ -137,9 +137,14 @@ def _parse_value(word: str, field: Field) -> Any:
     if field.kind == "category":
         return next((level for level in field.levels if str(level).lower() == word.lower()), word)
     if field.kind in ("day", "time"):
-        return np.datetime64(word, "us")
+        try:
+            return np.datetime64(word, "us")
+        except ValueError as error:
+            raise ValueError(f"Expected a date such as 2020-12-31 for {field.name!r}; got {word!r}.") from error
     number = _number(word)
-    return number if number is not None and np.isfinite(number) else None
+    if number is None or not np.isfinite(number):
+        return None
+    return np.timedelta64(round(1e6 * number), "us") if field.kind == "duration" else number
 
 
 def read_values(

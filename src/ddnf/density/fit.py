@@ -7,23 +7,23 @@ from os import PathLike
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 from flowjax.bijections import AbstractBijection, Identity
-from jaxtyping import Array, PRNGKeyArray
+from jaxtyping import PRNGKeyArray
 
 from ddnf.density import holdout, likelihood
 from ddnf.density import rows as rows_of
-from ddnf.density.categories import Categories, fit_categories
-from ddnf.density.columns import Support, outside, to_real
+from ddnf.density.again import fit_again
+from ddnf.density.columns import Support, outside
 from ddnf.density.default import FEW_ROWS, plan
 from ddnf.density.disk import IN_MEMORY, DiskTable, on_disk, open_rows
 from ddnf.density.encode import encode_rows
 from ddnf.density.issues import find_issues
-from ddnf.density.prepare import Prepared, prepare
+from ddnf.density.prepare import prepare
+from ddnf.density.problem import Problem, Schedule, split_table
 from ddnf.density.result import Density
-from ddnf.density.start import MOST_ROWS, Choice, Start, start, start_again
+from ddnf.density.start import MOST_ROWS, Start, start
 from ddnf.density.stream import WINDOW, ShuffledRows, Survey, survey, training_stream
 from ddnf.flow.folds import folded_share, reverse
 from ddnf.flow.parts import as_exact, ddnf_parts
@@ -31,7 +31,6 @@ from ddnf.flow.random import generator
 from ddnf.system.checks import check_count, check_key
 from ddnf.training import loop as train
 
-_MOST_JUDGED = 10_000  # training rows whose likelihood is reported
 _FOLD_ROWS = 500
 
 
@@ -62,7 +61,8 @@ def fit_density(
     with a condition, a linear regression on it comes first. Splines start from quantiles and the mixture from
     expectation maximization; all is trained together. What is returned is the best on held-out rows, the start
     included: it is no worse there than a Gaussian or the mixture.
-    Of a table of fewer than 5,000 rows, held-out rows decide how much to train, and a second fit then has all rows.
+    Of a table of fewer than 5,000 rows, held-out rows decide how much to train, and a second fit then has all rows;
+    where they are fewer than 70, other rows take turns with them.
     The flow is trained in the direction from the data to the base, which needs no inverse; `sample` inverts it
     exactly. A `flow` of your own is fitted to rows that are whitened only.
 
@@ -128,7 +128,7 @@ def fit_density(
     issues = find_issues(rows, table.columns, table.number_names)
     _warn(issues)
 
-    problem = _problem(key, table, held, adaptive=adaptive, penalty=planned.penalty)
+    problem = split_table(key, table, held, adaptive=adaptive, penalty=planned.penalty)
     if adaptive and isinstance(flow, Identity) and count < FEW_ROWS:
         problem = problem.filled()
     begin = Start(likelihood.Model(flow), np.empty((0, held)), None)
@@ -142,11 +142,11 @@ def fit_density(
     if disk is not None:
         problem = disk.training(key, problem, held, missing)
         chunk = max(1, min(chunk, WINDOW // (batch * problem.training.width)))
-    schedule = _Schedule(steps, batch, learning_rate, 0.995 if adaptive else None, chunk, devices, progress)
+    schedule = Schedule(steps, batch, learning_rate, 0.995 if adaptive else None, chunk, devices, progress)
     result = schedule.run(fit_key, begin.model, problem, patience=patience, checkpoint=checkpoint)
     fitted = _chosen(problem, begin, result, adaptive=adaptive)
     if problem.every_row is not None and begin.choice is not None:
-        fitted = _with_all_rows(jr.fold_in(key, 3), fitted, problem, flow, begin.choice, schedule)
+        fitted = fit_again(jr.fold_in(key, 3), fitted, problem, begin, flow, schedule, patience=patience)
     found = _issues_of_fit(fitted.log_likelihood, _folded(fitted.flow, problem))
     _warn(found)
     return dataclasses.replace(fitted, issues=issues + found)
@@ -162,7 +162,7 @@ class _Disk(NamedTuple):
     def row_count(self) -> int:
         return int(self.found.counts.sum())
 
-    def training(self, key, problem: "_Problem", held: int, missing: str) -> "_Problem":
+    def training(self, key, problem: "Problem", held: int, missing: str) -> "Problem":
         """The problem with all rows to train on."""
         table = problem.table._replace(dropped=self.found.dropped)
         columns, names, schema = table.columns, table.number_names, table.schema
@@ -181,8 +181,8 @@ class _Disk(NamedTuple):
             raise ValueError(f"Expected x in its support; {fault}.")
         spread = problem.moments[2:]
         width = sum(leaf[0].nbytes for leaf in jax.tree.leaves(problem.training))
-        seed, order = int(generator(key).integers(2**31)), _order(key, len(table.rows))
-        stream = training_stream(seed, self.table, self.found, order[:held], read, missing=missing, width=width)
+        seed, held_out = int(generator(key).integers(2**31)), problem.order[:held]
+        stream = training_stream(seed, self.table, self.found, held_out, read, missing=missing, width=width)
         return problem._replace(table=table, training=stream)
 
 
@@ -199,107 +199,11 @@ def _from_disk(key, x, condition, validation, missing) -> tuple[Any, Any, _Disk 
     return found.x, found.condition if table.condition is None else list(table.condition), _Disk(table, found)
 
 
-class _Schedule(NamedTuple):
-    """How a model is trained."""
-
-    steps: int
-    batch: int
-    learning_rate: float
-    average: float | None
-    chunk: int
-    devices: train.Devices
-    progress: bool
-
-    def run(self, key, model, problem: "_Problem", *, chunks=None, patience=None, checkpoint=None) -> train.Fit:
-        """Trains to the end of the schedule, or for some chunks of it."""
-        return train.fit(
-            key,
-            model,
-            problem.loss,
-            steps=self.steps if chunks is None else min(self.steps, chunks * self.chunk),
-            capacity=self.steps,
-            optimizer=train.adam(self.learning_rate, self.steps),
-            data=problem.training,
-            batch=self.batch,
-            validate=problem.loss.validate,
-            held_out=problem.held_out,
-            chunk=self.chunk,
-            patience=patience,
-            average=self.average,
-            checkpoint=checkpoint,
-            devices=self.devices,
-            progress=self.progress,
-            description="density" if chunks is None else "all rows",
-        )
-
-
-class _Problem(NamedTuple):
-    """A table split in rows that train and held-out rows, in all the forms that a fit needs."""
-
-    table: Prepared
-    categories: Categories | None
-    moments: tuple[Any, ...]
-    loss: likelihood.NegativeLogLikelihood
-    rows: tuple  # some of the training rows, and the held-out rows, each with conditions and level numbers
-    training: Any  # tables, or a stream of rows on disk
-    held_out: tuple
-    standard: np.ndarray  # standardized training rows
-    u: Array  # standardized held-out rows
-    log_det: Any
-    every_row: tuple | None = None  # for a second fit: all rows in the form of `training`
-
-    def filled(self) -> "_Problem":
-        """The problem with training rows that are as many as all rows, the first of them twice.
-
-        A second fit, to all rows, then has the same shapes and compiles nothing.
-        """
-        count = len(self.standard)
-        again = np.arange(count + len(self.u)) % count
-        every_row = jax.tree.map(lambda *parts: jnp.concatenate(parts), self.training, self.held_out)
-        return self._replace(training=_picked(self.training, again), every_row=every_row)
-
-
-def _problem(key, table: Prepared, held, *, adaptive, penalty) -> _Problem:
-    rows, given, codes, columns = table.rows, table.given, table.codes, table.columns
-    order = _order(key, len(rows))
-    noise = generator(jr.fold_in(key, 1)).uniform(size=rows.shape) * [column.integer for column in columns]
-    every = to_real(columns, rows + noise)[0]
-    real = every[order[held:]]
-    mean, scale = (likelihood.robust_moments if adaptive else likelihood.moments)(real)
-    rows_of.check_far((every - mean) / np.diag(scale), rows, table.number_names)
-    spread = (None, None) if given is None else (given.mean(axis=0), _deviations(given))
-    loss = likelihood.NegativeLogLikelihood(columns, jnp.asarray(mean), jnp.asarray(scale), penalty)
-    data = loss.prepare(rows, given, spread)
-    training, held_out = _picked(data, order[held:]), _picked(data, order[:held])
-    whole = rows, given, codes
-    judged = _picked(whole, order[held:][:_MOST_JUDGED]), _picked(whole, order[:held])
-    u, log_det = loss.standardize(held_out[0], likelihood.even_noise(columns, held))
-    standard = np.asarray(likelihood.standardize(mean, scale, real))
-    categories = None
-    if codes is not None and table.schema is not None:
-        categories = fit_categories(codes[order[held:]], table.schema.sizes)
-    moments = mean, scale, *spread
-    return _Problem(table, categories, moments, loss, judged, training, held_out, standard, u, log_det)
-
-
-def _order(key, count):
-    """Rows in the order in which they are held out and then trained on."""
-    return generator(key).permutation(count)
-
-
-def _deviations(given):
-    deviation = given.std(axis=0)
-    return np.where(deviation > 0, deviation, 1.0)  # a level that never occurs
-
-
-def _picked(tables, chosen):
-    return jax.tree.map(lambda a: a[chosen], tables)
-
-
-def _chosen(problem: _Problem, begin: Start, result: train.Fit, *, adaptive) -> Density:
+def _chosen(problem: Problem, begin: Start, result: train.Fit, *, adaptive) -> Density:
     """The best model on held-out rows, that before training included, with its likelihoods."""
-    initial = -(likelihood.log_probs(begin.model, problem.u, problem.held_out[1]) + problem.log_det)
-    is_better = not adaptive or np.min(result.values[:, 0], initial=np.inf) < float(jnp.mean(initial))
+    initial = problem.losses(begin.model)
+    values = result.values[:, 0]  # NaN after a chunk whose result was not finite
+    is_better = not adaptive or np.min(values[np.isfinite(values)], initial=np.inf) < initial.mean()
     model = as_exact(result.parameters if is_better else begin.model)
     density = Density(
         model.flow,
@@ -308,7 +212,7 @@ def _chosen(problem: _Problem, begin: Start, result: train.Fit, *, adaptive) -> 
         log_likelihood=np.nan,
         train_log_likelihood=np.nan,
         losses=result.losses,
-        values=result.values[:, 0],
+        values=values,
         seconds=result.seconds,
         names=problem.table.names,
         base=model.base,
@@ -321,7 +225,7 @@ def _chosen(problem: _Problem, begin: Start, result: train.Fit, *, adaptive) -> 
     count = len(held_out)
     with np.errstate(invalid="ignore"):  # infinite values have no standard error
         error = float(held_out.std(ddof=1) / np.sqrt(count)) if count > 1 else float("nan")
-    before = [-(begin.log_prob + np.asarray(problem.log_det)), np.asarray(initial, float)[None]] if adaptive else []
+    before = [-(begin.log_prob + np.asarray(problem.log_det)), initial[None]] if adaptive else []
     tried = [*map(holdout.part_means, before), result.values[:, 1:]]
     optimism = holdout.optimism(np.concatenate(tried), np.bincount(holdout.part_numbers(count)).astype(float))
     return dataclasses.replace(
@@ -334,20 +238,7 @@ def _chosen(problem: _Problem, begin: Start, result: train.Fit, *, adaptive) -> 
     )
 
 
-def _with_all_rows(key, fitted: Density, problem: _Problem, flow, choice: Choice, schedule: _Schedule) -> Density:
-    """The fit again, to all rows: with the components, tails and number of steps that held-out rows chose."""
-    rows = np.concatenate([problem.standard, np.asarray(problem.u, float)])
-    model = start_again(generator(key), flow, rows, choice)
-    if fitted.is_trained:
-        chunks = int(np.nanargmin(fitted.values)) + 1
-        result = schedule.run(key, model, problem._replace(training=problem.every_row), chunks=chunks)
-        model = result.parameters
-    again = dataclasses.replace(fitted, flow=model.flow, base=model.base, has_all_rows=True)
-    training = np.asarray(again.encoded_log_prob(*problem.rows[0]), float).mean()
-    return dataclasses.replace(again, train_log_likelihood=float(training)) if np.isfinite(training) else fitted
-
-
-def _folded(flow, problem: _Problem) -> float:
+def _folded(flow, problem: Problem) -> float:
     """The share of folds on held-out rows; flows with bounded weights cannot fold and need no check."""
     if all(part.lipschitz is not None for part in ddnf_parts(flow)):
         return 0.0

@@ -6,7 +6,7 @@ import gzip
 import io
 import re
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -77,7 +77,7 @@ def text_lines(path: Path, form: Format, moved: Callable[[int], Any] | None = No
             file = io.TextIOWrapper(binary, newline="", encoding=form.encoding)
             lines = (line for line in file if not (form.comment and line.startswith(form.comment)))
             start = next(lines, "")
-            delimiter = max(_delimiters(form), key=lambda mark: len(next(csv.reader([start], delimiter=mark), [])))
+            delimiter = _delimiter(start, form)
             for number, cells in enumerate(csv.reader(chain([start], lines), delimiter=delimiter)):
                 if moved is not None and number % _LINES_PER_MOVE == 0:
                     moved(raw.tell())
@@ -92,8 +92,19 @@ def text_lines(path: Path, form: Format, moved: Callable[[int], Any] | None = No
         raise ValueError(f"Expected a complete gz file in {str(path)!r}; got {error}.") from error
 
 
-def _delimiters(form: Format) -> str:
-    return "".join(mark for mark in ",\t;" if mark != form.decimal)
+def _delimiter(line: str, form: Format) -> str:
+    """The mark that splits a line into most cells; before that, one that splits it into numbers with decimal commas.
+
+    Example:
+        >>> _delimiter("a,b|c,d", Format()), _delimiter("1,5;2,5;3,5", Format())
+        (',', ';')
+    """
+    cells = {mark: next(csv.reader([line], delimiter=mark), []) for mark in ",\t;|" if mark != form.decimal}
+    with_commas = dataclasses.replace(form, decimal=",")
+    for mark in "\t;|":
+        if len(cells[mark]) > 1 and all(with_commas.number(cell) is not None for cell in cells[mark]):
+            return mark
+    return max(cells, key=lambda mark: len(cells[mark]))
 
 
 def sheet_lines(path: Path, form: Format, moved: Callable[[int], Any] | None = None) -> Iterator[list[str]]:
@@ -116,6 +127,16 @@ def _cell_text(cell, form: Format) -> str:
     if isinstance(cell, float | int) and not isinstance(cell, bool):
         return repr(cell).replace(".", form.decimal)
     return str(cell).removesuffix(" 00:00:00") if hasattr(cell, "isoformat") else str(cell)
+
+
+def _advice(cells: Collection[str]) -> str:
+    """What to do if all of these are numbers or dates in another notation; else nothing.
+
+    Example:
+        >>> _advice(["1,5"]), _advice(["1,500", "1"])[:38], _advice(["red"])
+        ('Use --decimal , for decimal commas.', 'Use --decimal , for decimal commas. Us', '')
+    """
+    return " ".join(hint for form, hint in _FOREIGN.items() if cells and all(map(form.fullmatch, cells)))
 
 
 class Reader:
@@ -153,10 +174,8 @@ class Reader:
             >>> reader.hint()
             ('1,5', 'Use --decimal , for decimal commas.')
         """
-        if not self.levels:
-            return None
-        hints = [hint for form, hint in _FOREIGN.items() if all(map(form.fullmatch, self.levels))]
-        return (next(iter(self.levels)), hints[0]) if hints else None
+        found = _advice(self.levels)
+        return (next(iter(self.levels)), found) if found else None
 
     def column(self) -> np.ndarray:
         """Numbers with NaN, or text with None, booleans with None, or dates with NaT, where a value is missing."""
@@ -187,7 +206,8 @@ def read_cells(
             raise fail("", row, len(cells), "")
         for reader, number in zip(readers, numbers, strict=True):
             if not reader.add(cells[number]):
-                raise fail(repr(cells[number][:40]), row, number, "")
+                cell = cells[number].strip()
+                raise fail(repr(cell[:40]), row, number, f" {_advice([cell])}".rstrip())
     for reader, number in zip(readers, numbers, strict=True):
         if found := reader.hint():
             raise fail(repr(found[0][:40]), 1, number, " " + found[1])

@@ -1,6 +1,6 @@
 """The start of a default fit: regression on conditions, splines on columns, whitening, and a mixture as the base."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -18,6 +18,7 @@ PRIORS = (0.3, 0.1, 0.03, 0.01, 0.003)  # scales of the prior to try, besides 1
 FREEDOMS = (30.0, 8.0, 3.0)  # degrees of freedom to try, besides Gaussians
 _BONUS = 1.0  # of tails, in the log density of all held-out rows together
 _FEWEST_ROWS = 10  # per component
+_FEWEST_JUDGED, _MOST_FOLDS = 70, 10  # rows that judge candidates: of fewer held-out rows, there are several folds
 _LARGEST = 500_000  # entries of all precision matrices
 MOST_ROWS = 200_000  # of a larger table, so many rows are enough for quantiles, covariances and mixtures
 _CLIP = 10.0  # standard deviations; values farther out do not count for covariances
@@ -37,7 +38,7 @@ class Start(NamedTuple):
 
     Attributes:
         model: the best candidate.
-        log_prob: log density of the held-out rows under each candidate.
+        log_prob: log density of the held-out rows under each candidate, fitted without them.
         choice: which candidate it is.
     """
 
@@ -60,7 +61,8 @@ def start(
     Columns go through splines that start as the identity, or from the quantiles of the training rows; with a condition,
     after a linear regression of the columns, or of the columns and their deviations, or none. All are tried with few
     Gaussians, and with weaker priors of their covariances; with the best, more of them are tried as long as held-out
-    rows get likelier, and then components with heavier tails.
+    rows get likelier, and then components with heavier tails. Where held-out rows are few, candidates are judged by
+    cross-validation: the rest takes turns with them.
 
     Args:
         rng: random numbers.
@@ -72,7 +74,8 @@ def start(
     rows, given = rows[:MOST_ROWS], None if given is None else (given[0][:MOST_ROWS], given[1])
     limit = min(len(rows) / _FEWEST_ROWS, _LARGEST / rows.shape[1] ** 2)
     sizes = [1, *(k for k in LADDER if k <= limit)] if components is None else [components]
-    spaces = [space for regression in _regressions(rows, given) for space in _spaces(regression, rows, held_out, given)]
+    splits = [_candidate_splits(*split) for split in _folds(rows, held_out, given)]
+    spaces = [_Space(several) for several in zip(*splits, strict=True)]
     tried = [candidate for space in spaces for size in sizes[:3] for candidate in space.candidates(rng, size)]
     best = max(tried, key=_value)
     for size in sizes[3:]:
@@ -81,29 +84,56 @@ def start(
         if _value(max(found, key=_value)) < _value(best):
             break
         best = max(found, key=_value)
-    size = len(best[1].weights)
+    size = len(best[1][0].weights)
     if size > max(sizes[:3]):  # few components preferred this space: do many?
         tried += [found for space in spaces if space is not best[0] for found in space.candidates(rng, size)]
         best = max(tried, key=_value)
     # Gaussians could lose infinitely much on a far row, and a few held-out rows have none: tails have a bonus.
-    bonus = _BONUS / len(held_out)
+    bonus = _BONUS / len(best[2])
     for freedom in FREEDOMS:
         candidate = best[0].with_freedom(best[1], freedom)
         tried.append(candidate)
         if _value(candidate) + bonus < _value(best):
             break
         best, bonus = candidate, 0.0
-    choice = Choice(best[0] in spaces[1::2], len(best[1].weights), best[1].freedom, best[1].prior)
-    return Start(best[0].model(flow, best[1]), np.stack([log_prob for *_, log_prob in tried]), choice)
+    space, (mixture, *_), _ = best
+    held = len(held_out)
+    choice = Choice(space in spaces[1::2], len(mixture.weights), mixture.freedom, mixture.prior)
+    return Start(space.splits[0].model(flow, mixture), np.stack([log_prob[:held] for *_, log_prob in tried]), choice)
 
 
 def start_again(
     rng: np.random.Generator, flow: AbstractBijection, rows: Float[np.ndarray, "n dim"], choice: Choice
 ) -> Model:
     """The model of a choice, from other rows."""
-    space = _spaces(None, rows, rows[:1], None)[int(choice.has_quantiles)]
-    mixture = fit_mixture(rng, space.rows, choice.components, prior=choice.prior)
-    return space.model(flow, with_freedom(mixture, space.rows, choice.freedom))
+    split = _candidate_splits(rows, rows[:1], None)[int(choice.has_quantiles)]
+    mixture = fit_mixture(rng, split.rows, choice.components, prior=choice.prior)
+    return split.model(flow, with_freedom(mixture, split.rows, choice.freedom))
+
+
+def folds(rows: Float[np.ndarray, "n dim"], held: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Row numbers to train on and to judge, in turns: the last `held` rows judge first, then others.
+
+    There are as many turns as it takes for 70 rows to judge, at most 10. A turn in which a column that trains would be
+    constant is left out.
+
+    Example:
+        >>> [judged.tolist() for _, judged in folds(np.arange(5.0)[:, None], 2)]
+        [[3, 4], [0, 1]]
+    """
+    numbers = np.arange(len(rows))
+    turns = min(-(-_FEWEST_JUDGED // held), _MOST_FOLDS, len(rows) // held)
+    first = [len(rows) - held, *range(0, (turns - 1) * held, held)]
+    found = [(np.delete(numbers, np.arange(i, i + held)), np.arange(i, i + held)) for i in first]
+    return found[:1] + [turn for turn in found[1:] if np.ptp(rows[turn[0]], axis=0).all()]
+
+
+def _folds(rows, held_out, given):
+    """Rows to train on, rows to judge, and the conditions of both."""
+    every = np.concatenate([rows, held_out])
+    known = None if given is None else np.concatenate(given)
+    for trained, judged in folds(every, len(held_out)):
+        yield every[trained], every[judged], None if known is None else (known[trained], known[judged])
 
 
 def _regressions(rows, given) -> list[Regression | None]:
@@ -112,19 +142,22 @@ def _regressions(rows, given) -> list[Regression | None]:
     return [None, *(fit_regression(rows, given[0], has_scale=has_scale) for has_scale in (False, True))]
 
 
-def _spaces(regression, rows, held_out, given) -> tuple["_Space", "_Space"]:
-    """Spaces with splines that are the identity, and with those from quantiles."""
-    log_det = np.zeros(len(held_out))
-    if regression is not None:
-        rows = residuals(regression, rows, given[0])[0]
-        held_out, log_det = residuals(regression, held_out, given[1])
-    fitted = fit_splines(rows)
-    identity = ColumnSplines(rows.shape[1], 8, fitted.heavy)
-    return _Space(regression, identity, rows, held_out, log_det), _Space(regression, fitted, rows, held_out, log_det)
+def _candidate_splits(rows, held_out, given) -> list["_Split"]:
+    """For each regression, rows with splines that are the identity, and with those from quantiles."""
+    found = []
+    for regression in _regressions(rows, given):
+        trained, judged, log_det = rows, held_out, np.zeros(len(held_out))
+        if regression is not None:
+            trained = residuals(regression, rows, given[0])[0]
+            judged, log_det = residuals(regression, held_out, given[1])
+        fitted = fit_splines(trained)
+        for splines in (ColumnSplines(rows.shape[1], 8, fitted.heavy), fitted):
+            found.append(_Split(regression, splines, trained, judged, log_det))
+    return found
 
 
-class _Space:
-    """Rows after regression, splines and whitening."""
+class _Split:
+    """Rows to train on and to judge, after regression, splines and whitening."""
 
     def __init__(self, regression, splines, rows, held_out, log_det):
         mapped, _ = map_rows(splines, rows)
@@ -137,26 +170,6 @@ class _Space:
         self.held_out = (judged - self.mean) @ self.whiten.T
         self.log_det = log_det + more + np.sum(np.log(np.diag(self.whiten)))
 
-    def candidates(self, rng, size) -> Iterable["_Candidate"]:
-        """Mixtures of one size, with weaker priors as long as held-out rows get likelier by two standard errors.
-
-        A few held-out rows would often prefer components that are too narrow.
-        """
-        best = self._judged(fit_mixture(rng, self.rows, size))
-        yield best
-        for prior in PRIORS if size > 1 else ():
-            found = self._judged(fit_mixture(rng, self.rows, size, prior=prior))
-            gain = found[2] - best[2]
-            if not gain.mean() > 2 * gain.std() / np.sqrt(len(gain)):
-                break
-            yield (best := found)
-
-    def with_freedom(self, mixture, freedom) -> "_Candidate":
-        return self._judged(with_freedom(mixture, self.rows, freedom))
-
-    def _judged(self, mixture) -> "_Candidate":
-        return self, mixture, mixture.log_prob(self.held_out) + self.log_det
-
     def model(self, flow, mixture) -> Model:
         # The whitening is stored as the map in the direction of training: a product, and no solve.
         whitening = Whitening(-self.whiten @ self.mean, self.whiten)
@@ -164,7 +177,40 @@ class _Space:
         return Model(Chain([flow, Invert(whitening), Invert(self.splines), *regression]), Mixture(*mixture[:4]))
 
 
-_Candidate = tuple[_Space, Components, np.ndarray]
+class _Space:
+    """Mixtures after one kind of regression and splines, fitted in each split."""
+
+    def __init__(self, splits: Sequence[_Split]):
+        self.splits = splits
+
+    def candidates(self, rng, size) -> Iterable["_Candidate"]:
+        """Mixtures of one size, with weaker priors as long as held-out rows get likelier by two standard errors.
+
+        A few held-out rows would often prefer components that are too narrow.
+        """
+        best = self._fitted(rng, size, 1.0)
+        yield best
+        for prior in PRIORS if size > 1 else ():
+            found = self._fitted(rng, size, prior)
+            gain = found[2] - best[2]
+            if not gain.mean() > 2 * gain.std() / np.sqrt(len(gain)):
+                break
+            yield (best := found)
+
+    def with_freedom(self, mixtures, freedom) -> "_Candidate":
+        pairs = zip(mixtures, self.splits, strict=True)
+        return self._judged([with_freedom(mixture, split.rows, freedom) for mixture, split in pairs])
+
+    def _fitted(self, rng, size, prior) -> "_Candidate":
+        return self._judged([fit_mixture(rng, split.rows, size, prior=prior) for split in self.splits])
+
+    def _judged(self, mixtures) -> "_Candidate":
+        pairs = zip(mixtures, self.splits, strict=True)
+        log_probs = [mixture.log_prob(split.held_out) + split.log_det for mixture, split in pairs]
+        return self, mixtures, np.concatenate(log_probs)
+
+
+_Candidate = tuple[_Space, list[Components], np.ndarray]
 
 
 def _value(candidate: _Candidate) -> float:

@@ -170,6 +170,8 @@ def _open_lines(lines: Callable, path: Path, form: Format) -> Table:
                 next(rest)
             columns = read_cells(rest, len(first), numbers, form, fail)
             bar.update(size - bar.n)
+        if names is not None:
+            _check_header(path, [names[number] for number in numbers], columns, form)
         return columns
 
     table = Table(path, names, len(first), load)
@@ -180,6 +182,20 @@ def _check_names(path: Path, names: Sequence[str]) -> None:
     for name in filter(None, names):
         if names.count(name) > 1:
             raise ValueError(f"Expected a name for each column of {str(path)!r}; got {name!r} twice.")
+
+
+def _check_header(path: Path, names: Sequence[str], columns: Sequence[np.ndarray], form: Format) -> None:
+    """Raises if the first line is a row: its numbers are above numbers, and its text occurs below it too."""
+    is_number = [form.number(name) is not None for name in names]
+    fits = [
+        column.dtype.kind == "f" if number else column.dtype.kind == "O" and name in column
+        for name, number, column in zip(names, is_number, columns, strict=True)
+    ]
+    if any(is_number) and not all(is_number) and all(fits):
+        raise ValueError(
+            f"Expected names of columns in the first line of {str(path)!r}; got {', '.join(names)[:100]}, which looks "
+            "like a row. Put a line with names before it."
+        )
 
 
 def _open_array(path: Path, form: Format) -> Table:
