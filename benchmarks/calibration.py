@@ -40,7 +40,7 @@ def means(y):
     """Means of eight groups, three observations each."""
     mu = numpyro.sample("mu", dist.Normal(0, 2))
     tau = numpyro.sample("tau", dist.HalfNormal(1))
-    theta = numpyro.sample("theta", dist.Normal(mu, tau).expand([8]).to_event(1))
+    theta = jnp.asarray(numpyro.sample("theta", dist.Normal(mu, tau).expand([8]).to_event(1)))
     numpyro.sample("y", dist.Normal(theta[:, None], 1), obs=y)
 
 
@@ -56,7 +56,7 @@ def counts(y):
     mu = numpyro.sample("mu", dist.Normal(0, 1))
     tau = numpyro.sample("tau", dist.HalfNormal(1))
     slope = numpyro.sample("slope", dist.Normal(0, 0.5))
-    intercept = numpyro.sample("intercept", dist.Normal(mu, tau).expand([6]).to_event(1))
+    intercept = jnp.asarray(numpyro.sample("intercept", dist.Normal(mu, tau).expand([6]).to_event(1)))
     numpyro.sample("y", dist.Poisson(jnp.exp(intercept[_GROUP] + slope * _X)), obs=y)
 
 

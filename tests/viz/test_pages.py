@@ -6,6 +6,7 @@ import shutil
 import subprocess
 
 import jax.random as jr
+import numpy as np
 import pytest
 
 from ddnf import DDNF
@@ -112,6 +113,29 @@ def test_the_slider_moves_everything(view_page):
     for shown in ("grid", "density", "particles"):
         assert found[shown] == [True] * 4, shown
     assert found["less"] and found["label"].endswith("nothing")
+
+
+def test_a_page_with_rows_opens_on_the_fit(tmp_path):
+    flow = DDNF(jr.key(2), 2, blocks=1, steps=2, hidden=(4,))
+    rows = np.random.default_rng(0).normal(size=(50, 2))
+    path = tmp_path / "page.html"
+    shown = frames(flow, rows=rows, count=5, particles=50)
+    path.write_text(page({"plane": shown}, "A fit", "Points and <crosses>."), "utf-8")
+    found = drive(
+        path,
+        """
+        found.label = canvas.getAttribute("aria-label");
+        found.caption = document.querySelector(".caption").textContent;
+        const full = ink();
+        ["density", "particles"].forEach(toggle);
+        const crosses = ink();
+        toggle("data");
+        found.ink = [full > crosses, crosses > ink()];
+        """,
+    )
+    assert found["faults"] == [] and found["caption"] == "Points and <crosses>."
+    assert found["label"] == "plane, z[0] and z[1], at time 1.00: density, particles, data"
+    assert found["ink"] == [True, True]
 
 
 def test_play_goes_there_and_back_and_pause_holds(view_page):

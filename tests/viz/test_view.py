@@ -93,6 +93,18 @@ def test_grid_of_a_pair_is_its_plane():
     assert_allclose(moved[-1][inside], jax.vmap(flow.transform)(starts)[inside][:, [3, 1]], atol=1e-2)
 
 
+def test_rows_of_the_data_lie_in_the_last_frame():
+    flow = Chain([FLOWS["flow"](), END])
+    rows = np.asarray(jax.jit(jax.vmap(flow.transform))(jr.normal(jr.key(0), (2500, 2))))
+    shown = frames(flow, rows=rows, count=3, particles=20)
+    low, high = boxes(shown)
+    found = unpacked(shown["rows"]["data"], (1, shown["rows"]["count"], 2), low[-1:], high[-1:])[0]
+    near = (np.abs(found - (low + high)[-1] / 2) < 0.99 * (high - low)[-1]).all(axis=1)
+    assert shown["rows"]["count"] == 834 and near.mean() > 0.5
+    assert_allclose(found[near], rows[::3][near], atol=1e-3)
+    assert frames(flow, count=2, particles=2)["rows"] is None
+
+
 @pytest.mark.parametrize("name", ["flow", "inverted, with an affine end", "line"])
 def test_density_is_that_of_the_flow(name):
     """The exact one, averaged over each pixel and its neighbours with the weights of bilinear shares."""
@@ -198,6 +210,14 @@ def test_view_command(folder, capsys, monkeypatch):
     assert '"labels":["c","a"]' in Path("page.html").read_text()
 
 
+def test_view_shows_the_rows_of_a_table(folder):
+    """Those in the support, found by their names."""
+    Path("table.csv").write_text("share,price,more\n0.5,2.0,1\n0.25,1.0,1\n0.5,-1.0,1\n")
+    cli.main(["view", "named.ddnf", "table.csv", "--no-open"])
+    text = Path("named.html").read_text()
+    assert '"rows":{"count":2' in text and "the rows of table.csv" in text and "Log-likelihood" in text
+
+
 def test_view_command_without_a_display(folder, capsys, monkeypatch):
     monkeypatch.setattr("sys.platform", "linux")
     monkeypatch.delenv("DISPLAY", raising=False)
@@ -219,6 +239,8 @@ def test_view_command_without_a_display(folder, capsys, monkeypatch):
         ("view given.ddnf", "Expected 2 numbers in --condition; got 0"),
         ("view given.ddnf --condition 1", "Expected 2 numbers in --condition; got 1"),
         ("view posterior.ddnf --condition 1", "Expected no condition for a posterior"),
+        ("view posterior.ddnf table.csv", "a density without conditions only; got 'table.csv' for a posterior"),
+        ("view given.ddnf table.csv --condition 1,2", "without conditions only"),
         ("view named.ddnf --columns price,size", "(log price, logit share); got 'size'"),
         ("view named.ddnf --columns price", "two or more different coordinates"),
     ],

@@ -1,6 +1,7 @@
 """`ddnf score`: the log density of the rows of a table."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -67,3 +68,12 @@ def matching_columns(density: Density, table: Table, *, with_conditions: bool = 
     if table.width < expected or (with_conditions and table.width > expected):
         raise ValueError(f"Expected {expected} columns in {str(table.path)!r}; got {table.width}.")
     return list(range(expected))
+
+
+def read_rows(density: Density, path: Path, reading: Format, *, drop_missing: bool) -> Any:
+    """The rows of a file as the density takes them, without conditions."""
+    table = open_table(path, reading)
+    numbers = matching_columns(density, table, with_conditions=False)
+    values = table.read_columns(numbers, missing="drop" if drop_missing else "raise")
+    names = density.names or [str(i) for i in range(density.dim)]
+    return dict(zip(names, values, strict=False)) if density.schema is not None else [*zip(*values, strict=True)]

@@ -12,9 +12,8 @@ from ddnf.cli.options import (
     parse_condition,
     split_words,
 )
-from ddnf.cli.score import matching_columns
+from ddnf.cli.score import read_rows
 from ddnf.density.lines import Format
-from ddnf.density.tables import open_table
 from ddnf.system.files import open_atomic
 from ddnf.system.optional import require
 
@@ -51,13 +50,7 @@ def show(
         raise ValueError(f"Expected a file that ends in .png, .pdf or .svg; got {str(output)!r}.")
     check_output(output, force=force)
     density = load_density(model)
-    rows = None
-    if data is not None:
-        table = open_table(data, reading)
-        numbers = matching_columns(density, table, with_conditions=False)
-        values = table.read_columns(numbers, missing="drop" if drop_missing else "raise")
-        names = density.names or [str(i) for i in range(density.dim)]
-        rows = dict(zip(names, values, strict=False)) if density.schema is not None else [*zip(*values, strict=True)]
+    rows = None if data is None else read_rows(density, data, reading, drop_missing=drop_missing)
     chosen = None if columns is None else [_column(word, density) for word in split_words(columns)]
     given = None if condition is None else parse_condition(condition, density)
     figure = density.plot(key_from_seed(seed), rows, columns=chosen, condition=given)

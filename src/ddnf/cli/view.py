@@ -9,12 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 from flowjax.bijections import AbstractBijection, Chain, TriangularAffine
 from jaxtyping import Float
-from tyro.conf import Positional
+from tyro.conf import OmitArgPrefixes, Positional
 
 from ddnf.cli.options import OptionalOutput, check_output, parse_condition, split_words
+from ddnf.cli.score import read_rows
 from ddnf.density import Density
-from ddnf.density.columns import Column
-from ddnf.density.encode import encode_condition
+from ddnf.density.columns import Column, to_real
+from ddnf.density.encode import encode_condition, encode_fields
+from ddnf.density.lines import Format
 from ddnf.posterior import Posterior
 from ddnf.storage.models import load
 from ddnf.system.files import write_atomic
@@ -23,11 +25,14 @@ from ddnf.viz.view import frames, is_page, page
 
 def view(
     model: Positional[Path],
+    data: Positional[Path | None] = None,
     /,
     *,
     output: OptionalOutput = None,
     condition: str | None = None,
     columns: str | None = None,
+    drop_missing: bool = False,
+    reading: OmitArgPrefixes[Format] = Format(),  # noqa: B008
     no_open: bool = False,
     force: bool = False,
 ) -> None:
@@ -35,9 +40,12 @@ def view(
 
     Args:
         model: a file with a density or a posterior.
+        data: the table that a density was fitted to: the page opens on the fit beside its rows.
         output: the page to write; by default beside the model, ending in .html. An existing page of ours is replaced.
         condition: the values to condition on: 1.5,2 or year=1.5,size=2.
         columns: names or numbers (from 0) of two or more columns to show; by default the first six.
+        drop_missing: leave out rows with empty cells, NA, NaN or null.
+        reading: how the file writes its values.
         no_open: only write the page.
         force: overwrite the output even if it is not a page written by this command.
     """
@@ -49,8 +57,9 @@ def view(
     flow, labels, values = _flow_to_show(fitted, condition)
     dims = None if columns is None else [_find_label(word, labels) for word in split_words(columns)]
     base = fitted.base if isinstance(fitted, Density) else None
-    shown = frames(flow, values, base=base, labels=labels, dims=dims)
-    write_atomic(output, page({model.stem: shown}, model.stem))
+    rows = None if data is None else _rows(fitted, data, reading, drop_missing)
+    shown = frames(flow, values, base=base, labels=labels, dims=dims, rows=rows)
+    write_atomic(output, page({model.stem: shown}, model.stem, _caption(fitted, data)))
     print(f"page            {output}")
     has_display = sys.platform in ("darwin", "win32") or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
     if not no_open and has_display:
@@ -80,6 +89,32 @@ def _flow_to_show(
     names = [f"column {i}" for i in range(model.dim)] if model.names is None else model.names[: model.dim]
     labels = [_unbounded_name(name, column) for name, column in zip(names, model.columns, strict=True)]
     return Chain([model.flow, scaling]), labels, standardized
+
+
+def _rows(model: Posterior | Density, data: Path, reading: Format, drop_missing: bool) -> Float[np.ndarray, "n dim"]:
+    """The rows of a table in unbounded space; without those outside of the support."""
+    if isinstance(model, Posterior) or model.condition_dim is not None:
+        kind = (
+            "a posterior" if isinstance(model, Posterior) else "a conditional density, whose rows differ in conditions"
+        )
+        raise ValueError(f"Expected a table for a density without conditions only; got {str(data)!r} for {kind}.")
+    rows = read_rows(model, data, reading, drop_missing=drop_missing)
+    values = np.asarray(rows, float) if model.schema is None else encode_fields(model.schema.fields, rows)
+    with np.errstate(all="ignore"):
+        real = to_real(model.columns, values + 0.5 * np.array([column.integer for column in model.columns]))[0]
+    real = real[np.isfinite(real).all(axis=1)]
+    if not len(real):
+        raise ValueError(f"Expected rows in the support of the density in {str(data)!r}; got none.")
+    return real
+
+
+def _caption(model: Posterior | Density, data: Path | None) -> str:
+    """What one sees, in a sentence, with the figures of the fit."""
+    start = "the base" if isinstance(model, Density) and model.base is not None else "a Gaussian"
+    beside = "" if data is None else f", which should lie where the crosses do, the rows of {data.name}"
+    figures = [line.strip() for line in repr(model).splitlines()[1:3]]
+    figures = [line[0].upper() + line[1:] for line in figures if line]
+    return ". ".join([f"Points are draws of {start} at time 0 and of the fit at time 1{beside}", *figures]) + "."
 
 
 def _unbounded_name(name: str, column: Column) -> str:

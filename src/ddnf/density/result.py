@@ -102,8 +102,9 @@ class Density:
     def _kind(self) -> str:
         if self.base is None:
             return "a flow"
-        kind = "Gaussian" if self.base.log_freedoms is None else "Student t"
-        base = f"a mixture of {len(self.base.logits)} {kind}s" if len(self.base.logits) > 1 else f"a {kind}"
+        count, is_normal = len(self.base.logits), self.base.log_freedoms is None
+        kind = ("a Gaussian", "Gaussians") if is_normal else ("a Student's t", "Student's t")
+        base = f"a mixture of {count} {kind[1]}" if count > 1 else kind[0]
         return f"a flow from {base}" if self.is_trained else f"{base}, which no flow improved on held-out rows"
 
     def _fitted_rows(self) -> str:

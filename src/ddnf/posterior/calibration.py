@@ -25,7 +25,7 @@ class Calibration(NamedTuple):
 def calibrate(
     key: Array,
     simulate: Callable[[Array], tuple[Array, Any]],
-    infer: Callable[[Array, Any], Array],
+    infer: Callable[[Array, Any], Array | np.ndarray],
     *,
     simulations: int = 100,
     bins: int = 10,

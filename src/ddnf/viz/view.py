@@ -22,6 +22,7 @@ from scipy.special import ndtr
 from ddnf.flow.bijection import DDNF
 from ddnf.system.files import contains_mark
 
+_MOST_ROWS = 1000
 _MOST_DIMS = 6  # all pairs of the first so many coordinates are shown
 _AXIS = np.linspace(-4.2, 4.2, 141)  # of the lattice on which the Gaussian's mass is tracked
 _PIXELS = 64
@@ -36,6 +37,7 @@ def frames(
     key: PRNGKeyArray | None = None,
     labels: Sequence[str] | None = None,
     dims: Sequence[int] | None = None,
+    rows: Float[np.ndarray, "n dim"] | None = None,
     count: int = 33,
     particles: int = 600,
 ) -> dict[str, Any]:
@@ -59,6 +61,7 @@ def frames(
         key: random key of the particles; None for a fixed one.
         labels: names of all coordinates.
         dims: which coordinates to show, two at least; None for the first six.
+        rows: points of the data to compare the end with; the page opens there. Of many, 1,000 are shown.
         count: how many frames.
         particles: how many particles.
 
@@ -103,15 +106,17 @@ def frames(
             for lines, (i, j) in zip(others, pairs, strict=False)
         },
         density=_density(others[-1], low, high, _mass(base, dim)) if dim <= 2 else None,
+        rows=None if rows is None else _rows(rows, moved[-1, :, -1], low[-1:], high[-1:], None if dim == 1 else shown),
     )
 
 
-def page(frames_by_name: Mapping[str, dict[str, Any]], title: str) -> str:
+def page(frames_by_name: Mapping[str, dict[str, Any]], title: str, caption: str = "") -> str:
     """A self-contained page with a slider over time and a choice of flows.
 
     Args:
         frames_by_name: the result of `frames` for each flow, by name.
         title: title of the page, as text.
+        caption: what one sees, as text.
 
     Example:
         >>> import ddnf, jax.random as jr
@@ -119,7 +124,8 @@ def page(frames_by_name: Mapping[str, dict[str, Any]], title: str) -> str:
         >>> page({"an example": shown}, "A flow").startswith("<!doctype html>")
         True
     """
-    return _PAGE.replace("TITLE", html.escape(title)).replace("WIDGET", widget(frames_by_name))
+    head = _PAGE.replace("TITLE", html.escape(title)).replace("CAPTION", html.escape(caption))
+    return head.replace("WIDGET", widget(frames_by_name))
 
 
 def is_page(path: Path) -> bool:
@@ -161,12 +167,14 @@ _PAGE = f"""<!doctype html>
 @media (prefers-color-scheme: dark) {{ :root {{ --page: #14171d; --ink: #dfe3ea; }} }}
 body {{ margin: 0; padding: 1rem; background: var(--page); color: var(--ink); font: 16px/1.5 system-ui, sans-serif; }}
 main {{ max-width: 60rem; margin: auto; }}
-h1 {{ font-size: 1.3rem; margin: 0 0 1rem; overflow-wrap: anywhere; }}
+h1 {{ font-size: 1.3rem; margin: 0 0 .5rem; overflow-wrap: anywhere; }}
+.caption {{ margin: 0 0 1rem; overflow-wrap: anywhere; }}
 </style>
 </head>
 <body>
 <main>
 <h1>TITLE</h1>
+<p class="caption">CAPTION</p>
 WIDGET
 </main>
 </body>
@@ -281,6 +289,14 @@ def _packed(moved, low, high) -> str:
     shares = (moved - low[:, None]) / (high - low)[:, None]
     numbers = np.clip(np.round((shares + 0.5) / 2 * 65535), 1, 65535)
     return _base64(np.where(np.isfinite(moved).all(axis=-1, keepdims=True), numbers, 0).astype("<u2"))
+
+
+def _rows(rows, idle, low, high, shown) -> dict[str, Any]:
+    """Points of the data in the box of the last frame, spread evenly over the rows; in one dimension, beside the
+    coordinate that does not change."""
+    some = np.asarray(rows, float)[:: max(1, -(-len(rows) // _MOST_ROWS))]
+    some = np.stack([some[:, 0], np.resize(idle, len(some))], axis=-1) if shown is None else some[:, shown]
+    return dict(count=len(some), data=_packed(some[None], low, high))
 
 
 def _mass(base, dim: int) -> Float[np.ndarray, "m m"]:
