@@ -130,14 +130,14 @@ def _posteriors() -> str:
     for row in record["rows"]:
         runs.setdefault((row["posterior"], row["method"]), []).append(row)
     several = len({method for _, method in runs}) > 1
-    header = ("posterior", *(["method"] if several else []), "verdict", "mean", "deviation", "seconds")
+    header = ("posterior", *(["method"] if several else []), "verdict", "mean", "deviation", "seconds", "ESS a second")
     rows = [(*(key if several else key[:1]), *_scores(found)) for key, found in runs.items()]
     shown = "" if several else " Only ours is in this file; other methods are below, and in [Speed](speed.md)."
     return f"""# Posteriors
 
 Posteriors of [posteriordb](https://github.com/stan-dev/posteriordb) against reference draws, and densities with known moments, with default
-settings: the verdict, the worst error of a mean (in reference deviations), the worst relative error of a deviation, and seconds from the model to
-10,000 draws, compilation included; of several seeds, the worst.
+settings: the verdict, the worst error of a mean (in reference deviations), the worst relative error of a deviation, and seconds of the processor from
+the model to 10,000 draws, compilation included; of several seeds, the worst. The smallest effective sample size is divided by these seconds.
 
 GOOD: every mean within 0.05 deviations and every deviation within 5 % of the reference, plus three Monte Carlo errors. Otherwise WARNED if the
 method said that something is wrong, else SILENT. Deviations of funnels and of Student's t have so heavy tails that their Monte Carlo error is large
@@ -150,6 +150,8 @@ From `{record["command"]}` (`results/posteriors.json`).
 {_waiting()}
 
 {_honesty()}
+
+{_calibration()}
 """
 
 
@@ -159,7 +161,9 @@ def _scores(runs: list[dict[str, Any]]) -> tuple[str, ...]:
         key: max((row[key] for row in runs if row[key] is not None), default=None) for key in ("mean", "deviation")
     }
     errors = [formatted(worst, key, form) or "NaN" for key, form in (("mean", ".3f"), ("deviation", ".1%"))]
-    return (" ".join(row["verdict"] for row in runs), *errors, f"{max(row['seconds'] for row in runs):.0f}")
+    seconds = max(row["processor_seconds"] for row in runs)
+    rates = (row["ess"] / row["processor_seconds"] for row in runs)
+    return (" ".join(row["verdict"] for row in runs), *errors, f"{seconds:.0f}", f"{min(rates):.0f}")
 
 
 def _waiting() -> str:
@@ -197,6 +201,27 @@ wrong and nothing said so. A false alarm is an issue of a fit that is right.
 
 From `{record["command"]}` (`results/honesty.json`). The checks were tuned on targets of these kinds.
 {record.get("note", "")}"""
+
+
+def _calibration() -> str:
+    record = _record("calibration")
+    rows = [
+        (name, *(str(model[key]) for key in ("simulations", "draws")), f"{model['p_value']:.2f}", _counted(model["stages"]))
+        for name, model in record["models"].items()
+    ]
+    issues = sum(len(model["issues"]) for model in record["models"].values())
+    return f"""## Simulation-based calibration
+
+Parameters from the prior, data given them, and a fit with default settings, chains included, to each data set: where all is exact, the rank of a true
+parameter among the draws is uniform. The p-value is the smallest of all parameters times their number. Both models are centred hierarchies.
+
+{markdown_table(("model", "data sets", "draws", "p-value", "draws come from"), rows)}
+
+From `{record["command"]}` (`results/calibration.json`). The fits reported {issues} issues."""
+
+
+def _counted(stages: dict[str, int]) -> str:
+    return ", ".join(f"{name} ({count})" for name, count in sorted(stages.items(), key=lambda pair: -pair[1]))
 
 
 def _densities() -> str:
