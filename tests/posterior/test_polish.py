@@ -15,6 +15,7 @@ from ddnf.posterior.bridge import bridge
 from ddnf.posterior.convergence import convergence
 from ddnf.posterior.diagnosis import Sample
 from ddnf.posterior.hmc import Space
+from ddnf.posterior.issues import chain_issues
 from ddnf.posterior.polish import continue_chains, run_polish
 from tests.models.cases import EASY, HARD
 
@@ -47,6 +48,21 @@ def test_chains_through_a_flow_that_misses_part_of_the_target_jump_less(chains):
     assert rare.z.shape[1] * rare.thin >= 1500 or rare.gradients >= 500_000
 
 
+def test_divergences_are_an_issue_where_the_flow_does_not_help(chains):
+    assert not chain_issues(chains, 0.0)
+    rough = dataclasses.replace(
+        chains, flow_acceptance=0.5, divergences=2 * chains.z.shape[0] * chains.z.shape[1] * chains.thin // 100
+    )
+    assert not chain_issues(rough, 0.0)
+    assert "diverged" in chain_issues(dataclasses.replace(rough, flow_acceptance=0.02), 0.0)[0]
+
+
+def test_few_draws_can_be_kept():
+    space = Space(CORRELATED.log_density, identity(2))
+    few = run_polish(jr.key(0), space, draws=1, progress=False)
+    assert few.z.shape[:2] == few.log_weights.shape == few.divergent.shape == (32, 4) and few.is_converged
+
+
 def test_chains_can_be_continued(chains):
     more = continue_chains(jr.key(1), Space(CORRELATED.log_density, identity(2)), chains, 1000)
     assert more.shape == (1000, 2)
@@ -63,6 +79,17 @@ def test_evidence_by_bridge_sampling(chains):
     truth = float(np.log(2 * np.pi * np.sqrt(1 - 0.95**2)) + CORRELATED.log_density(CORRELATED.mean))
     assert found.error < 0.2
     assert abs(found.log_evidence - truth) < 4 * found.error
+
+
+def test_evidence_without_overlap_has_no_error_bar(chains):
+    """A fit and a target a deviation apart in each of 200 dimensions."""
+    rng = np.random.default_rng(0)
+    q, p = rng.normal(size=(2000, 200)), 1 + rng.normal(size=(32, 100, 200))
+    log_weights = [np.sum(z**2 - (z - 1) ** 2, axis=-1) / 2 for z in (q, p)]
+    apart = dataclasses.replace(
+        chains, z=chains.z[:, :100], divergent=chains.divergent[:, :100], log_weights=log_weights[1]
+    )
+    assert bridge(Sample(q, np.zeros(len(q)), log_weights[0]), apart).error == np.inf
 
 
 @pytest.mark.slow

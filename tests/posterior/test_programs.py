@@ -84,6 +84,30 @@ def test_data_are_not_constants_of_the_program(compilations):
     assert large < 1.2 * small
 
 
+def test_a_hessian_that_would_take_long_is_estimated_on_its_diagonal(monkeypatch):
+    scale, z = np.geomspace(0.1, 10, 40), np.ones(40)
+    found = [Programs(lambda z: -jnp.sum(z**2 / scale) - z[0] * z[1], 40).hessian(z)]
+    monkeypatch.setattr(programs, "_MOST_OPERATIONS", 0.0)
+    found.append(Programs(lambda z: -jnp.sum(z**2 / scale) - z[0] * z[1], 40).hessian(z))
+    assert_allclose(np.diag(found[0]), -2 / scale)
+    assert found[0][0, 1] == -1 and found[1][0, 1] == 0
+    assert_allclose(np.diag(found[1]), -2 / scale, atol=0.5)
+
+
+def test_matrices_inside_of_a_model_limit_how_many_points_are_computed_at_once(monkeypatch):
+    """By the memory that the compiled programs need."""
+
+    def process(z):
+        distance = (z[:, None] - z) ** 2
+        return -jnp.sum(jnp.linalg.cholesky(jnp.exp(-distance) + jnp.eye(len(z))) @ z)
+
+    monkeypatch.setattr(programs, "LARGEST", 2**14)
+    z = np.linspace(0, 5, 64)
+    made = Programs(process, 64)
+    assert_allclose(made.values(z + np.zeros((20, 1))), process(z))
+    assert_allclose(made.hessian(z), jax.hessian(process)(jnp.asarray(z)), atol=1e-8)
+
+
 def test_many_rows_are_computed_in_parts(monkeypatch):
     z = np.random.default_rng(0).normal(size=(50, 3))
     whole = Programs(regression(1000), 3).gradients(z)

@@ -16,6 +16,11 @@ def test_improper_targets_are_refused(name):
         check_proper(jr.key(0), ddnf.Target(case.log_density, case.dim))
 
 
+def test_a_flat_axis_among_many_is_found():
+    with pytest.raises(ValueError, match=r"along z\[250\]"):
+        check_proper(jr.key(0), ddnf.Target(lambda z: -jnp.sum(z.at[250].set(0.0) ** 2), 300))
+
+
 def test_a_transform_that_is_cut_off_is_not_improper():
     """A uniform density of a probability, on the logit scale, with probabilities kept away from 0 and 1."""
 

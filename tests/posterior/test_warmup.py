@@ -47,7 +47,7 @@ def test_long_chains_are_judged_by_some_of_their_draws(monkeypatch):
     starts = jr.normal(jr.key(0), (32, 3)) + 50 * (-1.0) ** jnp.arange(32)[:, None]
     # Two modes, so that the chains never meet.
     warmup.warm_up(jr.key(1), Space(lambda z: -jnp.sum((jnp.abs(z) - 50) ** 2) / 2, Identity((3,))), starts)
-    assert len(judged) > 15 and 100 <= max(judged) < 200
+    assert len(judged) > 10 and 50 < max(judged) <= 100
 
 
 def test_starts_are_those_of_highest_density():
@@ -122,5 +122,8 @@ def test_a_hierarchy_whose_mode_is_a_funnel_needs_no_flow():
     first, second = (np.sum(p * log_tau**power) / p.sum() for power in (1, 2))
     draws = np.asarray(posterior.sample(jr.key(1), 10_000), float)[:, 1:2]
     deviation = np.sqrt(second - first**2)
-    assert posterior.chains is not None
-    assert judge(draws, np.array([first]), np.array([deviation]), ess=posterior.chains.ess, tolerance=0.05).is_right
+    # The neck of the funnel is a long tail: it makes deviations of draws vary.
+    kurtosis = np.array([np.sum(p * (log_tau - first) ** 4) / p.sum() / deviation**4])
+    assert posterior.chains is not None and kurtosis[0] > 15
+    truth = np.array([first]), np.array([deviation])
+    assert judge(draws, *truth, ess=posterior.chains.ess, tolerance=0.05, kurtosis=kurtosis).is_right

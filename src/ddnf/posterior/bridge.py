@@ -7,6 +7,9 @@ import numpy as np
 from ddnf.posterior.diagnosis import Sample
 from ddnf.posterior.polish import Chains
 
+# Effective number of terms of a mean below which its variance is not known.
+_LEAST_TERMS = 10
+
 
 class Bridge(NamedTuple):
     """The log of a target's integral, and its standard error."""
@@ -22,12 +25,13 @@ def bridge(sample: Sample, chains: Chains) -> Bridge:
 
         r = mean_q[w / (s w + (1 - s) r)] / mean_p[1 / (s w + (1 - s) r)]
 
-    with s the share of the chains' effective draws among all. Importance sampling is the case without chains.
+    with s the share of the chains' effective draws among all. Importance sampling is the case without chains. The error
+    is infinite where fit and target hardly overlap, so that few terms make up one of the means.
     """
     fitted = sample.log_weights
     exact = chains.log_weights.ravel().astype(float)
     exact = exact[np.isfinite(exact)]
-    effective = min(chains.ess, len(exact))
+    effective = min(chains.ess, chains.weights_convergence.ess_bulk[0], len(exact))
     share = effective / (effective + len(fitted))
     # In units of a typical weight, so that nothing overflows.
     center = float(np.median(exact))
@@ -43,5 +47,11 @@ def bridge(sample: Sample, chains: Chains) -> Bridge:
         if abs(ratio - before) < 1e-10 * ratio:
             break
     upper, lower = terms(ratio)
+    if min(_effective(upper), _effective(lower) * effective / len(exact)) < _LEAST_TERMS:
+        return Bridge(float(center + np.log(ratio)), float("inf"))
     variance = upper.var() / upper.mean() ** 2 / len(fitted) + lower.var() / lower.mean() ** 2 / effective
     return Bridge(float(center + np.log(ratio)), float(np.sqrt(variance)))
+
+
+def _effective(terms) -> float:
+    return float(terms.sum() ** 2 / np.sum(terms**2))

@@ -31,8 +31,8 @@ def polish(state: State, *, is_trial: bool = False, warm: Warm | None = None) ->
         space,
         draws=EVALUATED,
         progress=s.progress,
-        # An affine map has no place that chains are slow to enter.
-        khat=0.0 if is_base else best.diagnosis.khat,
+        khat=best.khat_for_chains,
+        ess=best.diagnosis.ess,
         is_trial=is_trial,
         has_flow=not is_base,
         warm=warm,
@@ -97,7 +97,7 @@ def warm_up(state: State) -> State:
     s, dim = state.settings, state.settings.target.dim
     points = best_starts(s.check_key, s.target, CHAINS)
     assert s.end is not None
-    plain = whitening(np.zeros(dim), np.eye(dim), s.end)
+    plain = whitening(np.zeros(dim), np.eye(dim), "diagonal")
     space = Space(s.target.programs.density, merged_flow(chain([plain.end()]), plain), mesh=s.target.mesh)
     warm = run_warm_up(jr.fold_in(s.check_key, 2000), space, points)
     state = dataclasses.replace(state, warm=warm, gradients=state.gradients + warm.gradients)

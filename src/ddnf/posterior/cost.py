@@ -1,7 +1,7 @@
 """What a log density costs, counted in its program: the same number on every machine, so that budgets are too."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +11,8 @@ from jaxtyping import Array
 _START, _START_IN_LOOP = 30, 300
 # Iterations of a loop whose number is not known.
 _UNKNOWN = 1000
+# Operations that take a product of each result with a row or column.
+_CUBIC = ("cholesky", "triangular_solve", "lu", "eigh", "svd", "householder_product")
 
 
 def operations(log_density: Callable[[Array], Array], dim: int) -> float:
@@ -21,6 +23,19 @@ def operations(log_density: Callable[[Array], Array], dim: int) -> float:
         True
     """
     return _count(jax.make_jaxpr(log_density)(jax.ShapeDtypeStruct((dim,), jnp.result_type(float))).jaxpr)
+
+
+def largest(jaxpr) -> int:
+    """The number of elements of the largest array that a program computes."""
+    return max((math.prod(shape) for shape in shapes(jaxpr)), default=1)
+
+
+def shapes(jaxpr) -> Iterator[tuple[int, ...]]:
+    """The shapes of all arrays that a program computes."""
+    for equation in jaxpr.eqns:
+        yield from (variable.aval.shape for variable in equation.outvars if hasattr(variable.aval, "shape"))
+        for inner in _inside(equation.params.values()):
+            yield from shapes(inner)
 
 
 def _count(jaxpr, start: int = _START) -> float:
@@ -39,6 +54,8 @@ def _of(equation, start: int) -> float:
     if name == "dot_general":
         (contracted, _), _ = equation.params["dimension_numbers"]
         size *= 2 * math.prod(equation.invars[0].aval.shape[axis] for axis in contracted)
+    elif name in _CUBIC:
+        size *= max(equation.outvars[0].aval.shape, default=1)
     return float(start + size)
 
 

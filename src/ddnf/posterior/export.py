@@ -25,9 +25,9 @@ def to_arviz(posterior: "Posterior", key: PRNGKeyArray, n: int = 1000, *, predic
 
     Draws of the flow are one chain of n; Markov chains come as they are, all draws. Group `posterior` has the
     parameters as named in the model, or "z" for a plain `Target`, with the axes that NumPyro's plates and PyMC's coords
-    name. `sample_stats` has `lp`, the target's log density in the unconstrained space; for draws of the flow also
-    `log_q`, that of the flow, and `log_weight`, their difference. Models with data add `log_likelihood` and
-    `observed_data`.
+    name. `sample_stats` has `lp`, the target's log density in the unconstrained space; for chains `diverging`; for
+    draws of the flow `log_q`, its log density, and `log_weight`, their difference. Models with data add
+    `log_likelihood` and `observed_data`.
 
     Args:
         posterior: what `fit_posterior` returned.
@@ -69,10 +69,10 @@ def _draws(posterior: "Posterior", key, n) -> tuple[np.ndarray, dict[str, np.nda
     """Unconstrained draws (chain, draw, dim), and their log densities (chain, draw)."""
     target = posterior.target
     if posterior.chains is not None:
-        z = posterior.chains.z
-        if target is None:
-            return z, {}
-        return z, {"lp": target.programs.values(z.reshape(-1, z.shape[-1])).reshape(z.shape[:2])}
+        z, stats = posterior.chains.z, {"diverging": posterior.chains.divergent}
+        if target is not None:
+            stats["lp"] = target.programs.values(z.reshape(-1, z.shape[-1])).reshape(z.shape[:2])
+        return z, stats
     z, log_q = evaluate.draw_in_parts(posterior.flow, key, n, base=posterior.base)
     stats = {"log_q": log_q}
     if target is not None:

@@ -138,7 +138,7 @@ def _posterior(state: State) -> Posterior:
         issues = issues if training is None else (*issues, training)
         log_evidence = Bridge(best.diagnosis.log_evidence, best.diagnosis.log_evidence_error)
     else:
-        issues = (*chain_issues(exact.chains, best.diagnosis.khat), *find_issues(state.evidence))
+        issues = (*chain_issues(exact.chains, best.khat_for_chains), *find_issues(state.evidence))
         log_evidence = bridge(best.sample, exact.chains)
     losses, seconds = (np.concatenate(parts) if parts else np.zeros(0) for parts in (state.losses, state.seconds))
     diagnosis = best.diagnosis

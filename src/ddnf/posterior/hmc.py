@@ -87,7 +87,7 @@ class Space(eqx.Module):
     mesh: Mesh | None = eqx.field(static=True, default=None)
 
     def at(self, x: Float[Array, "n dim"]) -> Position:
-        """The target at many points of the base's space."""
+        """The target at many points of the base's space; `log_weight` is left to `weighed`."""
 
         def total(x):
             z, log_det = batch.transform_and_log_det(self.flow, x)
@@ -98,14 +98,19 @@ class Space(eqx.Module):
         (_, (z, log_p)), slope = jax.value_and_grad(total, has_aux=True)(x)
         is_known = jnp.isfinite(log_p) & jnp.isfinite(z).all(axis=1)
         log_p = jnp.where(is_known, log_p, -jnp.inf)
-        base = normal_log_prob(x) if self.base is None else jax.vmap(self.base.log_prob)(x)
-        return Position(x, z, log_p, log_p - base, jnp.where(jnp.isfinite(slope), slope, 0.0))
+        return Position(x, z, log_p, log_p, jnp.where(jnp.isfinite(slope), slope, 0.0))
+
+    def weighed(self, position: Position) -> Position:
+        return position._replace(log_weight=position.log_p - self.base_log_prob(position.x))
+
+    def base_log_prob(self, x: Float[Array, "n dim"]) -> Float[Array, " n"]:
+        return normal_log_prob(x) if self.base is None else jax.vmap(self.base.log_prob)(x)
 
 
 @eqx.filter_jit
 def place(space: Space, z: Float[Array, "n dim"]) -> Position:
     """Chains at points of the target's space."""
-    return space.at(batch.inverse_and_log_det(space.flow, z.astype(jnp.result_type(float)))[0])
+    return space.weighed(space.at(batch.inverse_and_log_det(space.flow, z.astype(jnp.result_type(float)))[0]))
 
 
 def initial_kernel(dim: int, jumps: float) -> Kernel:
@@ -170,7 +175,7 @@ def _transition(space: Space, key, kernel: Kernel, before: Position):
     """A proposal from the flow, independent of where the chain is, or of a swap; then a Hamiltonian trajectory.
 
     Some trajectories take small steps, which narrow places need. The proposal is the first iteration of the same loop,
-    so that the flow and the target are compiled once.
+    so that the flow and the target are compiled once; without proposals, that iteration is left out.
     """
     n, dim = before.x.shape
     dtype = before.x.dtype
@@ -179,6 +184,7 @@ def _transition(space: Space, key, kernel: Kernel, before: Position):
     size, kind, jumps, *accept = jr.uniform(uniform_key, (5, n), dtype)
     is_jump = jumps < kernel.jumps
     proposal, correction = _proposal(space.base, base_key, before, is_jump)
+    proposal_base = space.base_log_prob(proposal)
     step = (jnp.exp(kernel.log_step) * jnp.where(kind < 0.15, 0.15, 0.5 + 0.5 * size))[:, None]
 
     def evaluate(number, carry):
@@ -186,17 +192,20 @@ def _transition(space: Space, key, kernel: Kernel, before: Position):
         is_first = number == 0
         half = p + step / 2 * _pull(kernel.scale, position.slope)
         new = space.at(jnp.where(is_first, proposal, position.x + step * _push(kernel.scale, half)))
-        gain = jnp.where(is_jump, new.log_weight - position.log_weight, new.log_p - position.log_p + correction)
+        jump_gain = new.log_p - proposal_base - position.log_weight
+        gain = jnp.where(is_jump, jump_gain, new.log_p - position.log_p + correction)
         position = _choose(~is_first | (jnp.log(accept[1]) < gain), new, position)
         p = jnp.where(is_first, p, half + step / 2 * _pull(kernel.scale, new.slope))
         return position, jax.tree.map(lambda a, b: jnp.where(is_first, a, b), position, start), p
 
-    after, start, p = lax.fori_loop(0, kernel.length + 1, evaluate, (before, before, momentum))
+    first = jnp.where((kernel.jumps > 0) | (space.base is not None), 0, 1)
+    after, start, p = lax.fori_loop(first, kernel.length + 1, evaluate, (before, before, momentum))
     change = after.log_p - start.log_p + jnp.sum(momentum**2 - p**2, axis=1) / 2
     change = jnp.where(jnp.isnan(change), -jnp.inf, change)
     acceptance = jnp.exp(jnp.minimum(change, 0.0))
     jumped = is_jump & (start.x != before.x).any(axis=1)
-    return _choose(accept[0] < acceptance, after, start), acceptance, change < -_DIVERGENT, jumped
+    last = space.weighed(_choose(accept[0] < acceptance, after, start))
+    return last, acceptance, change < -_DIVERGENT, jumped
 
 
 def _proposal(base: Base | None, key, before: Position, is_jump):

@@ -11,11 +11,12 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from ddnf.flow.folds import folded_share
 from ddnf.flow.random import generator
+from ddnf.posterior.bridge import bridge
 from ddnf.posterior.chains import Drift, run_chains
 from ddnf.posterior.diagnosis import KHAT, Diagnosis, Sample, diagnose_sample, evaluate
 from ddnf.posterior.evaluate import Base
 from ddnf.posterior.modes import Gaussian, Search
-from ddnf.posterior.polish import LEAST_ESS, RHAT, WEIGHTS_RHAT, Chains
+from ddnf.posterior.polish import FEW_DIVERGENCES, LEAST_ESS, RHAT, WEIGHTS_RHAT, Chains
 from ddnf.posterior.proper import tail_index
 from ddnf.posterior.regions import Missed, Normal, bulk_radius, missed_mass
 from ddnf.posterior.target import Target
@@ -31,6 +32,8 @@ _CLIMBS = 6
 _SHIFT = 0.05
 _ENERGY_DRIFT = 0.15
 _LOW_ESS = 0.5
+# Acceptance of a flow's proposals above which these reach places that are too narrow for the steps of the chains.
+_HELPFUL = 0.1
 # Below this tail index, the variance of draws converges too slowly to be of use.
 _HEAVY = 2.9
 MISSED = 0.03
@@ -93,6 +96,37 @@ def gather_evidence(
         _still_falling(losses),
         gradient_error(key, target, search, sample),
         tail_index(key, target),
+    )
+
+
+def gather_chain_evidence(
+    key: PRNGKeyArray,
+    flow: AbstractBijection,
+    target: Target,
+    losses: Float[np.ndarray, " n"],
+    *,
+    fitted: Sample,
+    chains: Chains,
+    search: Search | None = None,
+    modes: tuple[Gaussian, ...] = (),
+    base: Base | None = None,
+) -> Evidence:
+    """Runs every check of draws of Markov chains through a flow, given `fitted` draws of that flow.
+
+    They count as draws of a fit that is exact: every weight is the evidence.
+    """
+    log_evidence = bridge(fitted, chains).log_evidence
+    z = chains.z.reshape(-1, target.dim).astype(float)
+    # In random order: neighbours in a chain are alike, and checks begin with the first draws.
+    z = generator(key).permutation(z)
+    log_p = target.programs.values(z)
+    weights = np.where(np.isfinite(log_p), log_evidence, -np.inf)
+    sample = Sample(z, log_p - log_evidence, weights, chains.ess)
+    # As many points as `probe_points` gives, so that nothing compiles again.
+    x = np.asarray(chains.position.x)
+    probes = jnp.asarray(np.resize(x, (500, x.shape[1])))
+    return gather_evidence(
+        key, flow, target, losses, search=search, modes=modes, sample=sample, base=base, probes=probes
     )
 
 
@@ -171,6 +205,11 @@ def chain_issues(chains: Chains, khat: float) -> tuple[str, ...]:
         found.append(
             f"Markov chains are slow (effective sample size {chains.ess:.0f}), and k-hat of the flow is {khat:.2f}, "
             f"above {KHAT}: both may miss the same part of the target. Use a larger flow, or reparameterize the model."
+        )
+    if not chains.has_few_divergences and chains.flow_acceptance < _HELPFUL:
+        found.append(
+            f"{chains.divergences} trajectories of the Markov chains diverged, more than {FEW_DIVERGENCES:.1%}: they "
+            "may not enter narrow parts of the target. Use float64, or reparameterize the model."
         )
     return tuple(found)
 

@@ -148,7 +148,7 @@ def _updated(mixture: ModeMixture, x, weights) -> ModeMixture:
         covariance = (centred * (share / share.sum())[:, None]).T @ centred
         covariance = (1 - _PRIOR) * covariance + _PRIOR * scales[k] @ scales[k].T
         means[k], scales[k] = mean, np.linalg.cholesky(covariance)
-    return ModeMixture(np.log(np.maximum(total / total.sum(), _LEAST_WEIGHT)), means, scales)
+    return ModeMixture(_normalized(np.log(np.maximum(total / total.sum(), _LEAST_WEIGHT))), means, scales)
 
 
 def _normalized(log_weights):

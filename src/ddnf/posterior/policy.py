@@ -28,7 +28,7 @@ from ddnf.posterior.stages import (
 from ddnf.posterior.state import Candidate, State
 
 # A further round of the same training is worth its time if this ESS is near, or if the last one raised the ELBO.
-_NEARLY_GOOD = 0.9
+_NEARLY_GOOD, _NEARLY_GOOD_LARGER = 0.9, 0.5
 _GAIN = 0.05
 _SMALL_GAIN = 0.002
 # From this many dimensions on, chains through the base are tried before a flow is trained.
@@ -106,9 +106,14 @@ def _next_training(state: State) -> Decision | str:
     if settings.exact == "never":
         if last.diagnosis.ess < _NEARLY_GOOD and _gain(state.candidates) < _GAIN:
             return "no gain"
-    elif last.diagnosis.ess < _NEARLY_GOOD or _gain(state.candidates) < _SMALL_GAIN:
+    elif last.diagnosis.ess < _worth_training(state) or _gain(state.candidates) < _SMALL_GAIN:
         return "not good"
     return Decision(partial(train, name=name), name, "not good yet, train")
+
+
+def _worth_training(state: State) -> float:
+    """The ESS from which on another round takes less time than chains: a larger flow goes on from further away."""
+    return _NEARLY_GOOD_LARGER if state.is_enlarged else _NEARLY_GOOD
 
 
 def _may_try_chains(state: State) -> bool:

@@ -6,13 +6,12 @@ then it goes on until it has converged and is long enough.
 """
 
 import dataclasses
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
-from jaxtyping import Float, PRNGKeyArray
+from jaxtyping import Bool, Float, PRNGKeyArray
 from tqdm.auto import tqdm
 
 from ddnf.posterior.convergence import Convergence, convergence
@@ -42,7 +41,7 @@ WEIGHTS_RHAT = 1.03
 LEAST_ESS = 400
 _ENOUGH_ESS = 4000
 # R-hat below which chains have met, so that what follows is more of the same; and beyond which they are far from it.
-MET = 1.05
+MET = 1.1
 _APART = 1.2
 _LONGEST = 256
 # Share of divergent trajectories above which steps get smaller, by a higher acceptance to tune for, up to a limit.
@@ -58,9 +57,9 @@ _MOST_GRADIENTS = 2_000_000
 _MOST_OPERATIONS = 6e11
 MOST_CHEAP = 16_000_000
 _TRIAL_GRADIENTS = 500_000
-# Share of transitions with a proposal from a flow that misses part of the target: more would fill up the chains with
-# draws of the flow before they have been where it does not go.
-_RARE_JUMPS = 0.1
+# Share of transitions with a proposal from a flow that misses part of the target, by its ESS within these limits: more
+# would fill up the chains with draws of the flow before they have been where it does not go.
+_RARE_JUMPS = 0.1, 0.5
 # Transitions of such chains, unless these take more gradients than a trial: they enter its far tails slowly.
 _LEAST_TRANSITIONS = 1500
 
@@ -75,7 +74,10 @@ class Chains:
         convergence: R-hat and effective sample sizes of every coordinate of z.
         acceptance: mean acceptance of Hamiltonian trajectories.
         flow_acceptance: share of the flow's own proposals that were accepted.
-        divergences: number of divergent trajectories.
+        divergences: number of divergent trajectories, of all transitions.
+        divergent: whether the trajectory of the last transition before a draw was divergent.
+        weights_convergence: the same figures of the log weights: chains that stay for long where p / q is large show it
+            here, even where no parameter does.
         thin: transitions between two draws.
         gradients: gradient evaluations, tuning included.
         kernel, position: settings of the chains and their last points.
@@ -87,6 +89,8 @@ class Chains:
     acceptance: float
     flow_acceptance: float
     divergences: int
+    divergent: Bool[np.ndarray, "chains draws"]
+    weights_convergence: Convergence
     thin: int
     gradients: int
     kernel: Kernel
@@ -111,12 +115,6 @@ class Chains:
         """Mean and triangular root of the covariance of the later half of the draws."""
         mean, _, scale = shrunk_moments(self.z[:, self.z.shape[1] // 2 :], self.ess)
         return mean, scale
-
-    @cached_property
-    def weights_convergence(self) -> Convergence:
-        """R-hat and effective sample sizes of the log weights: chains that stay for long where p / q is large show it
-        here, even where no parameter does."""
-        return convergence(self.log_weights[..., None])
 
     @property
     def is_converged(self) -> bool:
@@ -163,6 +161,7 @@ def run_polish(
     draws: int,
     progress: bool,
     khat: float = 0.0,
+    ess: float = 0.0,
     is_trial: bool = False,
     has_flow: bool = True,
     warm: Warm | None = None,
@@ -174,7 +173,7 @@ def run_polish(
     A trial has a smaller budget while the chains are far apart, and ends if they are after tuning.
     """
     start_key, run_key = jr.split(key)
-    jumps, least = (_RARE_JUMPS, _LEAST_TRANSITIONS) if khat > KHAT else (1.0, 0)
+    jumps, least = (float(np.clip(ess, *_RARE_JUMPS)), _LEAST_TRANSITIONS) if khat > KHAT else (1.0, 0)
     kernel = initial_kernel(space.flow.shape[0], jumps)
     if warm is None:
         position = _start(start_key, space, kernel)
@@ -201,7 +200,7 @@ def run_polish(
             is_best = latest.length == max(lengths, key=lambda length: lengths[length])
             is_met = bool(latest.convergence.rhat.max() < MET)
             is_settled = is_met and (is_settled or (is_best and not is_tuning and not _is_rough(latest, kernel)))
-            following = kernel if is_settled else _retuned(kernel, latest, lengths)
+            following = kernel if is_settled else _retuned(kernel, latest, lengths, is_tuning)
             is_apart = latest.convergence.rhat.max() > _APART
             budget = _TRIAL_GRADIENTS if is_trial and is_apart else most
             left = (budget - spent) // (CHAINS * (int(following.length) + 1)) // CHUNK * CHUNK
@@ -279,16 +278,16 @@ def _is_rough(latest: _Run, kernel: Kernel) -> bool:
     return bool(latest.trace.divergent.mean() > FEW_DIVERGENCES and kernel.target < _HIGHEST_TARGET)
 
 
-def _retuned(kernel: Kernel, latest: _Run, lengths: dict[int, float]) -> Kernel:
+def _retuned(kernel: Kernel, latest: _Run, lengths: dict[int, float], is_tuning: bool) -> Kernel:
     """Settings for the next run: momenta from the draws of this one, and another number or size of steps."""
     x = latest.trace.x[:, latest.transitions // 2 :]
     tuned = with_moments(kernel, x, min(x.shape[0] * x.shape[1], latest.ess + CHAINS) / 4)
-    if not _is_rough(latest, kernel):
+    # Steps that are too long for momenta that do not suit the target yet say little.
+    if is_tuning or not _is_rough(latest, kernel):
         return tuned._replace(length=jnp.asarray(_next_length(lengths, latest.length)))
     best = max(lengths, key=lambda length: lengths[length])
-    length = min(2 * best, _LONGEST) if best == latest.length else best
     lengths.clear()
-    return tuned._replace(length=jnp.asarray(length), target=(1 + kernel.target) / 2)
+    return tuned._replace(length=jnp.asarray(best), target=(1 + kernel.target) / 2)
 
 
 def _next_length(lengths: dict[int, float], latest: int) -> int:
@@ -319,7 +318,8 @@ def _next_transitions(latest: _Run, is_tuning: bool, is_settled: bool, least: in
 
 
 def _thinned(latest: _Run, kernel, position, draws, spent) -> Chains:
-    thin = max(1, latest.transitions * CHAINS // draws)
+    # At least four draws of each chain.
+    thin = int(np.clip(latest.transitions * CHAINS // draws, 1, latest.transitions // 4))
     trace = latest.trace
     return Chains(
         np.asarray(trace.z[:, thin - 1 :: thin]),
@@ -328,6 +328,8 @@ def _thinned(latest: _Run, kernel, position, draws, spent) -> Chains:
         float(trace.acceptance.mean()),
         float(trace.jumped.mean() / kernel.jumps),
         int(trace.divergent.sum()),
+        np.asarray(trace.divergent[:, thin - 1 :: thin]),
+        latest.weights_convergence,
         thin,
         spent,
         kernel,

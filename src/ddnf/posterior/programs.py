@@ -9,26 +9,33 @@ shape share them, whatever their data.
 import hashlib
 from collections import OrderedDict
 from collections.abc import Callable
-from functools import partial
+from functools import cached_property, partial
 from threading import Lock
 from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import jax.random as jr
 import numpy as np
 from jax import lax
-from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, PyTree
 
+from ddnf.posterior.cost import largest, operations, shapes
 from ddnf.training.devices import copy_to_all, on_all, share_rows, shared_map, wait_for
 
 # Points of one call, for values and for gradients: the same program for every number of points.
 _VALUES = 500
 _GRADIENTS = 32
 _KEPT = 64
-# Rows of data times points that are computed at once: intermediate results of more would not fit into memory.
+# Random signs by which the diagonal of a Hessian is estimated.
+_SIGNS = 32
+# Values that a product with the Hessian takes as long as, and operations beyond which a Hessian takes seconds.
+_HESSIAN = 4
+_MOST_OPERATIONS = 1e11
+# Elements of an intermediate result times points that are computed at once: more would not fit into memory.
 LARGEST = 2**24
 # Rows and columns of a matrix beyond which linear algebra gains from several threads.
 _LARGE = 200
@@ -65,7 +72,7 @@ class Programs:
     @property
     def has_large_matrices(self) -> bool:
         """Whether the log density computes matrices of more than a few hundred rows and columns."""
-        return _has_large_matrices(self.density.jaxpr)
+        return any(len(shape) >= 2 and min(shape[-2:]) > _LARGE for shape in shapes(self.density.jaxpr))
 
     def values(self, z: Float[Array | np.ndarray, "n dim"]) -> Float[np.ndarray, " n"]:
         """The log density at many points."""
@@ -90,7 +97,15 @@ class Programs:
         return float(value), np.asarray(gradient, float)
 
     def hessian(self, z: Float[np.ndarray, " dim"]) -> Float[np.ndarray, "dim dim"]:
-        return np.asarray(self._program("hessian", _hessian, ())(self._points(z)), float)
+        """The Hessian; only its diagonal, estimated, where all of it would take long."""
+        if self._is_hessian_cheap:
+            return np.asarray(self._program("hessian", _hessian, ())(self._points(z)), float)
+        return np.diag(np.asarray(self._program("diagonal", _diagonal_hessian, ())(self._points(z)), float))
+
+    @cached_property
+    def _is_hessian_cheap(self) -> bool:
+        (dim,) = self.density.jaxpr.invars[0].aval.shape
+        return _HESSIAN * dim * operations(self.density, dim) < _MOST_OPERATIONS
 
     def _points(self, z) -> np.ndarray:
         # NumPy arrays enter compiled functions in half the time that JAX's own conversion takes.
@@ -106,7 +121,7 @@ class Programs:
             jaxpr, arrays, mesh = self.density.jaxpr, self.density.arrays, self.mesh
             (dim,) = jaxpr.invars[0].aval.shape
             place = partial(share_rows if batch else copy_to_all, mesh)
-            most = max(1, LARGEST // max((max(array.shape, default=1) for array in arrays), default=1))
+            most = max(1, LARGEST // largest(jaxpr))
 
             def run(arrays, z):
                 return on_all(mesh, function(Density(jaxpr, arrays), z, most, mesh))
@@ -133,13 +148,6 @@ def compile_map(function: Callable, points: PyTree) -> Callable[[PyTree], PyTree
     return lambda points: jax.tree.unflatten(structure, compiled(arrays, points))
 
 
-def _has_large_matrices(jaxpr) -> bool:
-    inner = [getattr(p, "jaxpr", p) for e in jaxpr.eqns for p in jax.tree.leaves(e.params)]
-    own = (v.aval.shape for e in jaxpr.eqns for v in e.outvars if hasattr(v.aval, "shape"))
-    is_own = any(len(shape) >= 2 and min(shape[-2:]) > _LARGE for shape in own)
-    return is_own or any(_has_large_matrices(p) for p in inner if isinstance(p, Jaxpr))
-
-
 def _values(density, z, most, mesh):
     return (shared_map(mesh, lambda density, z: _map(density, z, most), density, z),)
 
@@ -156,8 +164,20 @@ def _gradient(density, z, *_):
     return jax.value_and_grad(density)(z)
 
 
-def _hessian(density, z, *_):
-    return jax.hessian(density)(z)
+def _hessian(density, z, most, _):
+    return _map(lambda direction: _along(density, z, direction), jnp.eye(len(z), dtype=z.dtype), most)
+
+
+def _diagonal_hessian(density, z, most, _):
+    """The diagonal of the Hessian by its products with random signs (Bekas, Kokiopoulou and Saad, 2007)."""
+    signs = jr.rademacher(jr.key(0), (_SIGNS, len(z)), z.dtype)
+    products = _map(lambda direction: _along(density, z, direction), signs, most)
+    return jnp.mean(signs * products, axis=0)
+
+
+def _along(density, z, direction):
+    """The product of the Hessian with a direction."""
+    return jax.jvp(jax.grad(density), (z,), (direction,))[1]
 
 
 _PROGRAMS: OrderedDict[bytes, Callable] = OrderedDict()

@@ -16,6 +16,7 @@ _DISTANCES = (1e10, 1e12, 1e14)
 _NEAR = (0.0, 1.0, 3.0, 10.0)
 _DROP = 10.0
 _DIRECTIONS = 64
+# Axes that are looked at: those along which the density is least steep.
 _AXES = 200
 
 
@@ -36,8 +37,9 @@ def check_proper(key: PRNGKeyArray, target: Target) -> None:
         flat = (np.diff(mass, axis=0) >= -0.1).all(axis=0) & np.isfinite(mass).all(axis=0)
     if not flat.any():
         return
-    first, axes = int(np.argmax(flat)), min(target.dim, _AXES)
-    where = f"along z[{first % axes}]" if first < 2 * axes else f"in {flat.mean():.0%} of directions"
+    first, axes = int(np.argmax(flat)), _axes(key, target)
+    is_axis = first < 2 * len(axes)
+    where = f"along z[{axes[first % len(axes)]}]" if is_axis else f"in {flat.mean():.0%} of directions"
     raise ValueError(IMPROPER.format(found=f"does not fall off {where}"))
 
 
@@ -64,11 +66,10 @@ def _log_mass_far_away(key, target) -> Float[np.ndarray, "distances directions"]
     It is -inf where a density falls at first and is constant far away: transforms such as that of a simplex are cut
     off where rounding makes them constant, which says nothing about the density.
     """
-    dim, axes = target.dim, min(target.dim, _AXES)
-    units = np.eye(dim)[:axes]
+    dim, units = target.dim, np.eye(target.dim)[_axes(key, target)]
     directions = np.concatenate([units, -units, generator(key).normal(size=(_DIRECTIONS, dim))])
-    powers = np.concatenate([np.ones(2 * axes), np.full(_DIRECTIONS, float(dim))])
-    center = np.asarray(target.start(jr.fold_in(key, 1)), float)
+    powers = np.concatenate([np.ones(2 * len(units)), np.full(_DIRECTIONS, float(dim))])
+    center = _center(key, target)
     distances = (*_NEAR, *_DISTANCES)
     points = center + np.concatenate([t * directions for t in distances])
     values = target.programs.values(points).reshape(len(distances), -1)
@@ -79,3 +80,14 @@ def _log_mass_far_away(key, target) -> Float[np.ndarray, "distances directions"]
     with np.errstate(invalid="ignore"):
         is_cut_off = (np.abs(np.diff(far, axis=0)) < 0.1).all(axis=0) & (best - far[0] > _DROP)
     return np.where(is_cut_off, -np.inf, far + powers * np.log(_DISTANCES)[:, None])
+
+
+def _axes(key, target) -> np.ndarray:
+    if target.dim <= _AXES:
+        return np.arange(target.dim)
+    slope = np.nan_to_num(np.abs(target.programs.gradient(_center(key, target))[1]), nan=np.inf)
+    return np.argsort(slope, kind="stable")[:_AXES]
+
+
+def _center(key, target) -> np.ndarray:
+    return np.asarray(target.start(jr.fold_in(key, 1)), float)

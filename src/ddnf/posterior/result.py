@@ -21,7 +21,7 @@ from ddnf.posterior.bridge import bridge
 from ddnf.posterior.diagnosis import EVALUATED, KHAT, Sample
 from ddnf.posterior.hmc import Space
 from ddnf.posterior.importance import psis
-from ddnf.posterior.issues import chain_issues
+from ddnf.posterior.issues import chain_issues, find_issues, gather_chain_evidence
 from ddnf.posterior.log import Log
 from ddnf.posterior.mixture import ModeMixture
 from ddnf.posterior.polish import Chains, continue_chains, run_polish
@@ -140,7 +140,8 @@ class Posterior:
             n: number of draws to keep.
             progress: whether to show a progress bar.
 
-        Warns if the chains have not converged, and says what to do.
+        Warns if the chains have not converged, or if any check finds that they miss part of the target, and says what
+        to do.
 
         Example:
             >>> import ddnf, jax.numpy as jnp, jax.random as jr
@@ -152,12 +153,16 @@ class Posterior:
         """
         check_key(key)
         check_count(n=n)
-        chains = run_polish(key, self._space(), draws=n, progress=progress, khat=self.khat)
-        issues = chain_issues(chains, self.khat)
+        chains = run_polish(key, self._space(), draws=n, progress=progress, khat=self.khat, ess=self.ess)
+        z, log_q, log_weights = (np.asarray(a, float) for a in self._weighted_sample(jr.fold_in(key, 1), EVALUATED))
+        fitted, target, no_losses = Sample(z, log_q, log_weights), self._known_target(), np.zeros(0)
+        evidence = gather_chain_evidence(
+            jr.fold_in(key, 2), self.flow, target, no_losses, fitted=fitted, chains=chains, base=self.base
+        )
+        issues = (*chain_issues(chains, self.khat), *find_issues(evidence))
         for issue in issues:
             warnings.warn(issue, RuntimeWarning, stacklevel=2)
-        z, log_q, log_weights = (np.asarray(a, float) for a in self._weighted_sample(jr.fold_in(key, 1), EVALUATED))
-        log_evidence, error = bridge(Sample(z, log_q, log_weights), chains)
+        log_evidence, error = bridge(fitted, chains)
         return dataclasses.replace(
             self, chains=chains, issues=issues, stage="polish", log_evidence=log_evidence, log_evidence_error=error
         )

@@ -8,30 +8,27 @@ add a candidate each, with its diagnosis; the best candidate is the result, or t
 import dataclasses
 from contextlib import nullcontext
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 from flowjax.bijections import AbstractBijection, Chain
-from jaxtyping import Array
 
 from ddnf.flow.certificate import compile_certificate
 from ddnf.flow.folds import folded_share
 from ddnf.flow.parts import as_exact, ddnf_parts
-from ddnf.flow.random import generator
-from ddnf.posterior.bridge import bridge
 from ddnf.posterior.defaults import default_spread, untrained_flow
-from ddnf.posterior.diagnosis import GOOD_KHAT, KHAT, QUICKLY, Sample, diagnose_sample, evaluate
+from ddnf.posterior.diagnosis import GOOD_KHAT, KHAT, QUICKLY, diagnose_sample, evaluate
 from ddnf.posterior.evaluate import LostFitError, compile_draws
 from ddnf.posterior.gaussian import reweighted
-from ddnf.posterior.issues import gather_evidence, missed_above, probe_points, random_starts
+from ddnf.posterior.issues import gather_chain_evidence, gather_evidence, missed_above, probe_points, random_starts
 from ddnf.posterior.mixture import mixture_at_modes
 from ddnf.posterior.modes import Gaussian, gaussians, merged, with_all_modes, with_more_modes
 from ddnf.posterior.objective import PathGradient, ReverseKL, Whitening, best_gradient, chain, whitening
-from ddnf.posterior.polish import Chains
 from ddnf.posterior.proper import check_proper
-from ddnf.posterior.state import Candidate, Polished, Settings, State
+from ddnf.posterior.state import Candidate, Settings, State
 from ddnf.posterior.target import Target
 from ddnf.system.compiling import compiling_ahead
 from ddnf.training import loop
@@ -40,8 +37,8 @@ from ddnf.training import loop
 FIRST_STEPS = 600
 STEPS = 2500
 _NEAR = 0.97
-# Factor by which a quarter of the draws is spread out after a high k-hat.
-_FAR = 1.5
+# By how much more a quarter of the draws is spread out after a high k-hat.
+_FAR = 2.0
 # The path gradient has little noise at the end of training: Adam can forget sooner how large gradients were at first.
 _B2 = 0.99
 _REFINEMENTS = 3
@@ -131,7 +128,8 @@ def train(state: State, *, name: str, restart_rate: float | None = None, is_exte
     gradient = best_gradient(state.initial) if s.gradient is None else s.gradient
     batch = 2 * s.batch if state.is_enlarged else s.batch
     is_short = s.flow is None and s.target.dim > 2 and not state.is_enlarged
-    spread, b2 = (default_spread(s.target.dim), _B2) if is_short else (1.0, 0.999)
+    far = default_spread(s.target.dim)
+    spread, b2 = (far, _B2) if is_short else (1.0, 0.999)
     objective = ReverseKL(
         s.target.programs.density,
         state.whitening,
@@ -139,7 +137,7 @@ def train(state: State, *, name: str, restart_rate: float | None = None, is_exte
         batch,
         gradient,
         int(temper * steps) if first else 0,
-        jax.device_put(np.asarray(_FAR if is_wide else spread, jnp.result_type(float))),
+        jax.device_put(np.asarray(1 + _FAR * (far - 1) if is_wide else spread, jnp.result_type(float))),
         state.base,
         s.target.mesh,
     )
@@ -206,20 +204,15 @@ def check(state: State) -> State:
         confirmed = _confirmed(state, best)
         state = _with_confirmed(state, best, confirmed)
         best = confirmed
-    sample = best.sample if state.exact is None else _sample_of(state.exact, s)
+    # Modes that have joined were missed by earlier searches: these go elsewhere.
+    key = jr.fold_in(s.check_key, state.joined) if state.joined else s.check_key
     losses = np.concatenate(state.losses) if state.losses else np.zeros(0)
-    evidence = gather_evidence(
-        # Modes that have joined were missed by earlier searches: these go elsewhere.
-        jr.fold_in(s.check_key, state.joined) if state.joined else s.check_key,
-        best.flow,
-        s.target,
-        losses,
-        search=state.search,
-        modes=state.modes,
-        sample=sample,
-        base=best.base,
-        probes=None if state.exact is None else _chain_points(state.exact.chains),
-    )
+    checked = key, best.flow, s.target, losses
+    known: dict[str, Any] = dict(search=state.search, modes=state.modes, base=best.base)
+    if state.exact is None:
+        evidence = gather_evidence(*checked, sample=best.sample, **known)
+    else:
+        evidence = gather_chain_evidence(*checked, fitted=best.sample, chains=state.exact.chains, **known)
     return dataclasses.replace(state, evidence=evidence, gradients=state.gradients + evidence.drift.gradients)
 
 
@@ -234,12 +227,6 @@ def _with_confirmed(state: State, known: Candidate, confirmed: Candidate) -> Sta
     candidates = tuple(confirmed if one is known else one for one in state.candidates)
     polished = tuple(one._replace(candidate=confirmed) if one.candidate is known else one for one in state.polished)
     return dataclasses.replace(state, candidates=candidates, polished=polished)
-
-
-def _chain_points(chains: Chains) -> Array:
-    """Where the chains are before the flow, as many points as `probe_points` gives, so that nothing compiles again."""
-    x = np.asarray(chains.position.x)
-    return jnp.asarray(np.resize(x, (500, x.shape[1])))
 
 
 def with_better_base(state: State, whiten: Whitening, *, is_surer: bool = False) -> State:
@@ -290,6 +277,9 @@ def join(state: State) -> State:
         initial=None,
         trained=None,
         candidates=(),
+        learning_rate=state.settings.learning_rate,
+        losses=(),
+        seconds=(),
         evidence=None,
         rounds=0,
         failed=(),
@@ -356,17 +346,6 @@ def _may_be_corrected(state: State, candidate: Candidate) -> bool:
 def _uses_mixtures(settings: Settings) -> bool:
     """Several modes get a mixture as the base of the default flow; a flow of the user's starts from a normal."""
     return settings.flow is None and settings.end is not None
-
-
-def _sample_of(polished: Polished, settings: Settings) -> Sample:
-    """The chains' draws as those of a fit that is exact: every weight is the evidence."""
-    log_evidence = bridge(polished.candidate.sample, polished.chains).log_evidence
-    z = polished.chains.z.reshape(-1, settings.target.dim).astype(float)
-    # In random order: neighbours in a chain are alike, and checks begin with the first draws.
-    z = generator(settings.check_key).permutation(z)
-    log_p = settings.target.programs.values(z)
-    weights = np.where(np.isfinite(log_p), log_evidence, -np.inf)
-    return Sample(z, log_p - log_evidence, weights, polished.chains.ess)
 
 
 def merged_flow(flow, whiten) -> AbstractBijection:

@@ -65,6 +65,11 @@ class Candidate(NamedTuple):
         return self.is_sound and self.diagnosis.is_good
 
     @property
+    def khat_for_chains(self) -> float:
+        """k-hat, where it says that chains may be slow to enter some place; an affine map has no such place."""
+        return 0.0 if self.stage == "base" and self.base is None else self.diagnosis.khat
+
+    @property
     def is_confirmed(self) -> bool:
         """Whether its diagnosis is by as many draws as that of the result, because it looked good by fewer."""
         return len(self.sample.z) >= EVALUATED
@@ -84,7 +89,7 @@ class Polished(NamedTuple):
 
     @property
     def is_good(self) -> bool:
-        return self.chains.is_converged and not self.chains.is_slow(self.candidate.diagnosis.khat)
+        return self.chains.is_converged and not self.chains.is_slow(self.candidate.khat_for_chains)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,6 +19,8 @@ from ddnf.posterior.target import Target
 
 _LEAST_CHUNKS, _MOST_CHUNKS = 8, 60
 _MOST_GRADIENTS = 600_000
+# Chunks between two judgements, after the first ones.
+_OFTEN = 4
 # Draws of a chain by which it is judged whether they have met; the others are left out, evenly.
 _JUDGED = 100
 # R-hat of the later half of the draws at which chains have met.
@@ -59,19 +61,20 @@ def warm_up(key: PRNGKeyArray, space: Space, starts: Float[Array, "n dim"]) -> W
         True
     """
     n, dim = starts.shape
-    position, parts, number, spent = place(space, starts), [], 0, 0
+    position, parts, number, spent, ess, rhat = place(space, starts), [], 0, 0, 1.0, np.inf
     kernel = initial_kernel(dim, 0.0)._replace(length=jnp.asarray(_SHORTEST))
     while True:
         gain = jnp.asarray(1.0 if number < 3 else 0.5, position.x.dtype)
         kernel, position, trace = run(space, jr.fold_in(key, number), kernel, position, gain)
         position = _without_lost(jr.fold_in(key, 1000 + number), position)
-        spent += CHUNK * n * (int(kernel.length) + 1)
+        spent += CHUNK * n * int(kernel.length)
         number += 1
         parts.append(np.asarray(trace.x, float))
         later = np.swapaxes(np.concatenate(parts[number // 2 :]), 0, 1)
-        # Sorting all draws would take longer than the chains.
-        found = convergence(later[:, :: max(1, later.shape[1] // _JUDGED)])
-        ess, rhat = float(found.ess_bulk.min()), float(found.rhat.max())
+        if number < _LEAST_CHUNKS or number % _OFTEN == 0:
+            # Sorting all draws would take longer than the chains.
+            found = convergence(later[:, :: -(-later.shape[1] // _JUDGED)])
+            ess, rhat = float(np.quantile(found.ess_bulk, 0.1)), float(found.rhat.max())
         if (number >= _LEAST_CHUNKS and rhat < _MET) or number == _MOST_CHUNKS or spent > _MOST_GRADIENTS:
             mean, _, scale = shrunk_moments(later, ess)
             return Warm(np.asarray(position.z, float), kernel, mean, scale, rhat, spent)

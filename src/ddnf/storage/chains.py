@@ -11,12 +11,12 @@ from ddnf.posterior.hmc import Kernel, Position
 from ddnf.posterior.polish import Chains
 
 CHAIN_FIGURES = ("acceptance", "flow_acceptance", "divergences", "thin", "gradients")
-_TABLES = {"convergence": Convergence, "kernel": Kernel, "position": Position}
+_TABLES = {"convergence": Convergence, "weights_convergence": Convergence, "kernel": Kernel, "position": Position}
 
 
 def pack_chains(chains: Chains) -> dict[str, np.ndarray]:
     """The arrays of chains by name."""
-    arrays = {"z": chains.z, "log_weights": chains.log_weights}
+    arrays = {"z": chains.z, "log_weights": chains.log_weights, "divergent": chains.divergent}
     for name in _TABLES:
         table = getattr(chains, name)
         arrays |= {f"{name}.{field}": np.asarray(getattr(table, field)) for field in table._fields}
@@ -34,6 +34,8 @@ def unpack_chains(figures: dict[str, Any], arrays: dict[str, np.ndarray], dim: i
         float(figures["acceptance"]),
         float(figures["flow_acceptance"]),
         int(figures["divergences"]),
+        held["divergent"],
+        tables["weights_convergence"],
         int(figures["thin"]),
         int(figures["gradients"]),
         Kernel(*map(jnp.asarray, tables["kernel"])),
@@ -46,7 +48,9 @@ def unpack_chains(figures: dict[str, Any], arrays: dict[str, np.ndarray], dim: i
 def _check(chains: Chains, dim: int) -> None:
     count = chains.z.shape[0] if chains.z.ndim == 3 else 0
     shapes = [(chains.z.shape[2:], (dim,)), (chains.log_weights.shape, chains.z.shape[:2])]
+    shapes += [(chains.divergent.shape, chains.z.shape[:2])]
     shapes += [(figure.shape, (dim,)) for figure in chains.convergence]
+    shapes += [(figure.shape, (1,)) for figure in chains.weights_convergence]
     position, kernel = chains.position, chains.kernel
     shapes += [(array.shape, (count, dim)) for array in (position.x, position.z, position.slope)]
     shapes += [(array.shape, (count,)) for array in (position.log_p, position.log_weight)]
