@@ -1,7 +1,7 @@
 """Plates of NumPyro models as rows: the log-likelihood of some of them, and the log prior.
 
-A plate with a `subsample_size` is given the numbers of the rows. For a plate without one, the arguments of the model
-that have a row for each of its members are cut.
+A plate with a `subsample_size` receives the row numbers. For a plate without one, the arguments of the model that have
+one row per member are sliced.
 """
 
 from collections.abc import Callable
@@ -65,7 +65,7 @@ def find_plate(
 ) -> Plate | None:
     """The plate whose members are rows: one with a subsample, or the one that `batch` names, or a large one.
 
-    Raises if what is asked for is not there.
+    Raises if the requested plate does not exist.
     """
     sizes = {name: site["args"] for name, site in trace.items() if site["type"] == "plate"}
     observed = [site for site in trace.values() if site["type"] == "sample" and site["is_observed"]]
@@ -76,7 +76,7 @@ def find_plate(
     elif batch is not None and not asked:
         asked = {max(named, key=lambda name: sizes[name][0]): batch} if named else {}
         if not asked:
-            raise ValueError("Expected a plate around observed sites to take batches from; got none.")
+            raise ValueError("Expected a plate around observed sites for batch; got none.")
     if unknown := [name for name in asked if name not in named]:
         got = "a plate without one" if unknown[0] in sizes else "no plate of that name"
         raise ValueError(f"Expected observed sites in the subsampled plate {unknown[0]!r}; got {got}.")
@@ -101,7 +101,7 @@ def find_plate(
 def _check_outside(trace, name):
     if inside := [site["name"] for site in trace.values() if _is_parameter_in(site, name)]:
         raise ValueError(
-            f"Expected parameters outside of the subsampled plate {name!r}; got {inside[0]!r} in it, one for each row. "
+            f"Expected all parameters outside the subsampled plate {name!r}; got {inside[0]!r} inside, one per row. "
             "Sum it out, or drop the subsample."
         )
 
@@ -142,7 +142,7 @@ class PlateRows(NamedTuple):
         leaves = [a for a in jax.tree.leaves((self.args, self.kwargs)) if _has_rows(a, self.plate.size)]
         if not leaves:
             raise ValueError(
-                f"Expected arguments of the model with {self.plate.size} rows, one for each member of the plate "
+                f"Expected arguments of the model with {self.plate.size} rows, one per member of the plate "
                 f"{self.plate.name!r}; got none. Pass the data as arguments, or use subsample_size in the plate."
             )
         return leaves
@@ -211,7 +211,7 @@ def _has_rows(leaf, size) -> bool:
 
 
 def _compare(rows: Rows, log_density: Callable) -> None:
-    """Raises unless the rows and the prior make up the density of the model, at two points."""
+    """Raises unless rows and prior reproduce the density of the model at two points."""
     points = np.random.default_rng(0).uniform(-0.5, 0.5, (2, rows.dim)).astype(jnp.result_type(float))
     halves = RowPrograms(rows, min(CHUNK, -(-rows.count // 2)))
     whole = Programs(log_density, rows.dim).density
@@ -219,6 +219,6 @@ def _compare(rows: Rows, log_density: Callable) -> None:
     tolerance = 1e-3 if jnp.result_type(float) == jnp.float32 else 1e-8
     if not np.allclose(found, wanted, rtol=tolerance, equal_nan=True):
         raise ValueError(
-            "Expected a plate whose members are independent rows of the arguments; got another density with parts of "
-            f"them: {found[0]:.6g} instead of {wanted[0]:.6g}. Use subsample_size in the plate, or drop batch."
+            "Expected a plate whose members are independent rows of the arguments; got a different density with sliced "
+            f"arguments: {found[0]:.6g} instead of {wanted[0]:.6g}. Use subsample_size in the plate, or drop batch."
         )

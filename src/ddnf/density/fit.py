@@ -260,13 +260,14 @@ def _issues_of_fit(log_likelihood: float, folded: float) -> tuple[str, ...]:
     found = []
     if folded:
         found.append(
-            f"The flow folds in {folded:.2g} of the cells on held-out rows: its densities are wrong there. Use more "
-            "steps for each field, flow=Invert(ddnf.DDNF(..., steps=8)), or a guarantee, ddnf.DDNF(..., lipschitz=0.9)."
+            f"A fraction of {folded:.2g} of the flow's cells folds on held-out rows: densities are wrong there. Use "
+            "more steps per field, flow=Invert(ddnf.DDNF(..., steps=8)), or a guarantee, "
+            "flow=Invert(ddnf.DDNF(..., lipschitz=0.9))."
         )
     if not np.isfinite(log_likelihood):
         found.append(
-            "The held-out rows have no finite likelihood: the fit has failed. Look for outliers, lower learning_rate, "
-            "or use float64."
+            "The held-out rows have no finite likelihood, so the fit has failed. Look for outliers, use a smaller "
+            "learning_rate, or use float64."
         )
     return tuple(found)
 

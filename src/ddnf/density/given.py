@@ -75,8 +75,9 @@ def sample_given(
     drawn[:, places] = list(numbers.values())
     if effective < _FEWEST_EFFECTIVE or acceptance < 0.01:
         warnings.warn(
-            f"The draws given {', '.join(map(str, values))} may be wrong: {effective:.0f} of the importance draws "
-            f"count, and {acceptance:.1%} of the moves were accepted. The values given may be far from all rows.",
+            f"The draws given {', '.join(map(str, values))} may be wrong: the importance draws have an effective "
+            f"sample size of {effective:.0f}, and {acceptance:.1%} of the MCMC moves were accepted. The given values "
+            "may be far from all rows.",
             RuntimeWarning,
             stacklevel=3,
         )

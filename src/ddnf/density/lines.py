@@ -30,12 +30,12 @@ _FOREIGN = {
 
 @dataclasses.dataclass(frozen=True)
 class Format:
-    """How a file writes its values.
+    """The format of the values in a file.
 
     Attributes:
         decimal: decimal mark of numbers: "." or ",".
-        thousands: mark between thousands, such as "," or "'".
-        comment: lines that start with this are left out, such as "#".
+        thousands: thousands separator, such as "," or "'".
+        comment: skip lines that start with this, such as "#".
         encoding: of a text file, such as latin-1; by default UTF-8.
         sheet: name of the sheet of an Excel file; by default the first.
     """

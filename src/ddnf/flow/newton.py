@@ -47,8 +47,8 @@ def _warn_unless_any(size, _, found):
 
 def _warn():
     warnings.warn(
-        "No inverse found for some points: the result is NaN there (and log_prob -inf). The flow folds, or is close "
-        "to it: look at ddnf.certify(flow, x); more steps, or DDNF(..., lipschitz=0.9), prevent it.",
+        "No inverse found for some points: the result is NaN there (and log_prob is -inf). The flow folds or nearly "
+        "folds; check it with ddnf.certify(flow, x). To prevent folds, use more steps or DDNF(..., lipschitz=0.9).",
         RuntimeWarning,
         stacklevel=2,
     )

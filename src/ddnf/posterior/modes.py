@@ -143,8 +143,8 @@ def starts(key: PRNGKeyArray, target: Target, search: Search, count: int) -> Flo
     if not points:
         value, _ = search.value(target.start(key))
         raise ValueError(
-            f"Expected log_density and its gradient to be finite somewhere; got {value} or the like at {tries} random "
-            "points. Check the model, or say where to start with Target(..., initial=...)."
+            f"Expected log_density and its gradient to be finite somewhere; got {value} or similar at {tries} random "
+            "points. Check the model, or pass starting points with Target(..., initial=...)."
         )
     return np.stack(points)
 

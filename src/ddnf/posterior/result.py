@@ -237,8 +237,9 @@ class Posterior:
     def _unconstrained(self, draws):
         if self.target is None or self.target.unconstrain is None:
             raise ValueError(
-                f"Expected points of the unconstrained space, shape (..., {self.dim}), as from sample_unconstrained; "
-                "got named draws, and the target has no inverse of its transforms: Target(..., unconstrain=...)."
+                f"Expected points in the unconstrained space, of shape (..., {self.dim}), as from "
+                "sample_unconstrained; got named draws for a target that cannot invert its transforms. Pass "
+                "Target(..., unconstrain=...)."
             )
         return self.target.map("unconstrain", draws)
 
@@ -248,7 +249,8 @@ class Posterior:
     def _known_target(self) -> Target:
         if self.target is None:
             raise ValueError(
-                "Expected a posterior with its target; got one loaded without: ddnf.load(path, target=...)."
+                "Expected a posterior with its target; got one that was loaded without. Use "
+                "ddnf.load(path, target=...)."
             )
         return self.target
 

@@ -303,15 +303,15 @@ def join(state: State) -> State:
 
 
 def training_issue(state: State) -> str | None:
-    """What non-finite steps did to the result; None if it is good all the same."""
+    """How non-finite steps affected the result; None if the result is good anyway."""
     best = state.best
     if best.is_good or not (state.failed or best.skipped):
         return None
     advice = "Try a smaller learning rate, float64, or a log density without NaN."
     if state.failed:
         rounds = ", ".join(state.failed)
-        return f"Training was not finite in {rounds}; the result is that of stage {best.stage}. {advice}"
-    return f"{best.skipped} steps of stage {best.stage} were skipped, not finite; the result has the others. {advice}"
+        return f"Training was not finite in {rounds}; the result is from stage {best.stage}. {advice}"
+    return f"{best.skipped} steps of stage {best.stage} were not finite and were skipped. {advice}"
 
 
 def _with_candidate(state: State, name: str, skipped: int) -> State:

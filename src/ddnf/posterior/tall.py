@@ -227,9 +227,9 @@ def _issues(judged: _Judged, count: int, rows: Rows) -> tuple[str, ...]:
     if judged.agrees or count == rows.count:
         return ()
     return (
-        f"The fit was made with {count} of {rows.count} rows, as many as fit into memory. The log density of all rows "
-        f"differs from it by {judged.noise:.2g} (deviation over draws) and moves means by up to "
-        f"{judged.change.mean_shift:.2f} deviations: reparameterize the model, or use importance_sample.",
+        f"The fit used {count} of {rows.count} rows, as many as fit into memory. The log density of all rows differs "
+        f"by {judged.noise:.2g} (standard deviation over draws), and moves means by up to "
+        f"{judged.change.mean_shift:.2f} standard deviations. Reparameterize the model, or use importance_sample.",
     )
 
 

@@ -189,8 +189,8 @@ def _row(cells: list[Any]) -> Row:
 
 def _warn_missing(names: list[str]) -> None:
     message = (
-        f"Draws of this posterior do not have {', '.join(names)} as fitted: the file cannot hold the functions that "
-        "compute them. Load it with its target: ddnf.load(path, target=...)."
+        f"Draws of this posterior will not include {', '.join(names)}, because a file cannot store the functions that "
+        "compute them. Load the posterior with its target: ddnf.load(path, target=...)."
     )
     warnings.warn(message, UserWarning, stacklevel=3)
 

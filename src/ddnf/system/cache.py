@@ -61,7 +61,7 @@ def _user_folder() -> Path:
 
 def _problem(path: Path) -> str | None:
     if not os.access(path, os.W_OK | os.X_OK):
-        return "the folder cannot be written to"
+        return "the folder is not writable"
     if os.name == "nt":
         return None
     status = path.stat()

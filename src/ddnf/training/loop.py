@@ -253,11 +253,11 @@ def _warn(skipped, taken, reason):
     if reason == TOO_MANY_BAD:
         message = (
             f"Training stopped after {taken} steps because {skipped} of them had a non-finite loss or gradient. The "
-            "result has the best parameters from before. Try a smaller learning rate, float64, or a finite loss."
+            "result has the best earlier parameters. Try a smaller learning rate, float64, or a finite loss."
         )
         warnings.warn(message, RuntimeWarning, stacklevel=4)
     elif skipped:
-        message = f"{skipped} of {taken} steps were skipped: their loss or gradient was not finite."
+        message = f"{skipped} of {taken} steps were skipped because their loss or gradient was not finite."
         warnings.warn(message, RuntimeWarning, stacklevel=4)
 
 
