@@ -209,7 +209,7 @@ def test_jumps_of_training_are_shown_where_there_are_any():
     (table,) = (table for table in vae.EXPERIMENT.tables(record) if table.caption.startswith("Stability"))
     assert table.caption.startswith("Stability of training, mnist-2")
     assert [row[:3] for row in table.rows] == [("plain VAE", "0", "0.10"), ("NAF", "1", "0.33")]
-    assert "With jumps: NAF." in table.caption
+    assert "Models with jumps: NAF." in table.caption
 
 
 def test_estimate_is_shown_where_it_is_another():
