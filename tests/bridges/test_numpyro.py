@@ -465,7 +465,7 @@ def test_large_plates_are_rows_unless_they_are_coupled():
 @pytest.mark.parametrize(
     ("model", "batch", "message"),
     [
-        (local, None, "outside of the subsampled plate 'rows'; got 'mean' in it"),
+        (local, None, "outside the subsampled plate 'rows'; got 'mean' inside"),
         (unobserved, None, "observed sites in the subsampled plate 'rows'; got a plate without one"),
         (subsampled, {"columns": 3}, "'columns'; got no plate of that name"),
         (coupled, 2, "independent rows of the arguments; got a different density"),

@@ -299,7 +299,7 @@ ISSUES = {
         "Column 2 is an exact linear function of column 0: .*Drop the column",
     ),
     "one huge cell": (lambda: changed(7, 1, 1e30), r"Column 1 has 1 values .* the farthest is 1e\+30.*Clip or drop"),
-    "repeated rows": (lambda: np.concatenate([ROWS[:30], ROWS[:30]]), "50% of the rows repeat others"),
+    "repeated rows": (lambda: np.concatenate([ROWS[:30], ROWS[:30]]), "50% of the rows are duplicates"),
 }
 
 
