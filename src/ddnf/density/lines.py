@@ -69,7 +69,7 @@ def text_lines(path: Path, form: Format, moved: Callable[[int], Any] | None = No
     Args:
         path: the file.
         form: how it writes its values.
-        moved: called now and then with the number of bytes read so far.
+        moved: called periodically with the number of bytes read so far.
     """
     try:
         with open(path, "rb") as raw:
@@ -130,7 +130,7 @@ def _cell_text(cell, form: Format) -> str:
 
 
 def _advice(cells: Collection[str]) -> str:
-    """What to do if all of these are numbers or dates in another notation; else nothing.
+    """A remedy if all of these are numbers or dates in another notation; otherwise an empty string.
 
     Example:
         >>> _advice(["1,5"]), _advice(["1,500", "1"])[:38], _advice(["red"])
@@ -165,7 +165,7 @@ class Reader:
         return value is not None
 
     def hint(self) -> tuple[str, str] | None:
-        """A value and what to do, if all of a column's text is numbers or dates in another notation.
+        """A value and a remedy, if all text in a column is numbers or dates in another notation.
 
         Example:
             >>> reader = Reader(Format())

@@ -1,4 +1,4 @@
-"""Columns less what a linear regression on the conditions predicts, in units of the deviation that it predicts."""
+"""Standardized residuals of a linear regression of the columns, and of their scales, on the conditions."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ import numpy as np
 from flowjax.bijections import AbstractBijection
 from jaxtyping import Array, Float
 
-_WIDEST = 4.0  # bound of the logarithm of a predicted deviation: a condition far from all others stays sensible
+_WIDEST = 4.0  # bound of the log of a predicted standard deviation, for conditions far from all others
 _CLIP = 10.0  # standard units; values farther out do not count more
 _LOG_CHI_SQUARE = -1.2704  # mean of the log of the square of a standard normal number
 

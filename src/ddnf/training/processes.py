@@ -89,7 +89,7 @@ def is_first() -> bool:
 
 
 def fail() -> None:
-    """Tells the other processes, when this one ends, that it has not done its work."""
+    """Tells the other processes that this process failed, when it ends."""
     _FAILED.set()
 
 
@@ -116,11 +116,11 @@ def _line(who: str) -> str:
 
 
 def _keep_sender_running() -> None:
-    """Makes this process a batch job for Linux, if it has one core and nobody chose how it is scheduled.
+    """Sets the batch scheduling policy of Linux, if this process has one core and the default policy.
 
-    Gloo sends while it holds a lock. On one core, its thread that receives would interrupt that, and poll for the lock
-    until its time is up: 4 ms for each message. Threads of batch jobs do not interrupt each other when they wake up;
-    later threads inherit this.
+    Gloo holds a lock while it sends. On one core, its receiving thread would preempt the sender and poll for the lock
+    until its time slice ends, which takes 4 ms per message. Threads with the batch policy do not preempt each other
+    when they wake up. Later threads inherit the policy.
     """
     if not hasattr(os, "SCHED_BATCH") or len(os.sched_getaffinity(0)) > 1:
         return
@@ -245,7 +245,7 @@ def _receive(link: socket.socket, deadline: float) -> str:
 
 
 def _watch(links: dict[int, socket.socket]) -> None:
-    """Ends this process as soon as another one has gone without a word."""
+    """Ends this process as soon as another process has closed its connection unexpectedly."""
     waiting = [threading.Thread(target=_wait, args=(*link, links), daemon=True) for link in links.items()]
     for link in links.values():
         link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
