@@ -204,7 +204,7 @@ class AutoDDNF(infer.autoguide.AutoContinuous):
     Args:
         model: a NumPyro model with continuous latent sites.
         flow: a bijection (dim,) -> (dim,) to train instead of the default for this dimension.
-        blocks, steps, hidden, activation: of the `DDNF` where no flow is given; None for those of the default.
+        blocks, steps, hidden, activation: settings of the `DDNF` if no flow is given; None for the defaults.
         prefix, init_loc_fn, init_scale: as in NumPyro's guides: names, initial location and deviation.
 
     Example:
@@ -264,7 +264,7 @@ class AutoDDNF(infer.autoguide.AutoContinuous):
         return self.quantiles(params, [0.5])
 
     def quantiles(self, params, quantiles):
-        raise NotImplementedError("AutoDDNF has no quantiles in closed form: take those of sample_posterior's draws.")
+        raise NotImplementedError("AutoDDNF has no closed-form quantiles; compute them from sample_posterior's draws.")
 
 
 def _flow(key, dim, options) -> DDNF:

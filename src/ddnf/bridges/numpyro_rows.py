@@ -32,8 +32,8 @@ class Plate(NamedTuple):
     Attributes:
         name: of the plate.
         size: number of its members.
-        batch: number of rows that a user asks for; None if nobody does.
-        is_cut: whether the arguments are cut; otherwise the plate is given the numbers of rows.
+        batch: number of rows that the user requested; None without a request.
+        is_cut: whether the arguments are sliced; otherwise the plate receives the row numbers.
     """
 
     name: str
@@ -43,7 +43,7 @@ class Plate(NamedTuple):
 
 
 class Members(numpyro.primitives.Messenger):
-    """Gives a plate these members, whatever it asks for."""
+    """Replaces the members of a plate by these."""
 
     def __init__(self, fn: Callable, name: str, members: Any):
         super().__init__(fn)
@@ -151,7 +151,7 @@ class PlateRows(NamedTuple):
         return site["type"] == "sample" and site["is_observed"] and _frame(site, self.plate.name) is not None
 
     def rows(self, dim: int, log_density: Callable | None) -> Rows | None:
-        """The rows, checked against the density with all of them; None if they differ and nobody has asked for them."""
+        """The rows, checked against the density of the model; None if they differ and the user did not request rows."""
         try:
             rows = Rows(self.log_prior, self.log_likelihood, self.data, dim, self.plate.batch)
             if log_density is not None:

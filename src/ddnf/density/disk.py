@@ -137,7 +137,7 @@ def _in_blocks(count: int, width: int, read: Callable[[slice], tuple[Any, Any]])
 
 
 def parquet_files(path: Path) -> list[Path]:
-    """A Parquet file, or those of a folder and its folders; raises if one is empty or there is none.
+    """A Parquet file, or all Parquet files below a folder; raises if one is empty or there is none.
 
     Example:
         >>> parquet_files(Path("a.parquet"))

@@ -238,7 +238,7 @@ def place_of(density: Any, column: Any) -> int:
 
 
 def split_values(density: Any, values: Mapping[Any, Any]) -> tuple[dict[int, float], dict[int, int]]:
-    """Values by column: those of numbers by their place among the numbers, level numbers among the categories."""
+    """Values by column: numbers by their place among the numbers, level numbers by their place among the categories."""
     encoded = {}
     for column, value in values.items():
         place = place_of(density, column)

@@ -244,5 +244,5 @@ def _nearest(rows, centres):
 
 
 def _distances(rows, centres):
-    """Squares of the distances, less those of the rows from zero."""
+    """Squared distances, minus the squared norms of the rows."""
     return (centres**2).sum(axis=1) - 2 * rows @ centres.T

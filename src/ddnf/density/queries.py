@@ -39,7 +39,7 @@ def probability(density: Any, key: PRNGKeyArray, box: Mapping[Any, Any], n: int,
     for column, wanted in box.items():
         inside &= _is_in(density, draws, place_of(density, column), wanted)
     share = float(inside.mean())
-    # With no draw inside, or all, the error is that of one draw.
+    # If no draw or all draws are inside, the error is that of one draw.
     return Estimate(share, float(np.sqrt(max(share * (1 - share), 1 / n) / n)))
 
 

@@ -83,7 +83,7 @@ def fit_regression(
 
 
 def _ridge(y, given, strength):
-    """Constant and weights of a linear regression; the penalty is that of so many rows."""
+    """Constant and weights of a ridge regression, with a penalty equivalent to `strength` standardized rows."""
     mean, centre = y.mean(axis=0), given.mean(axis=0)
     c = given - centre
     weights = np.linalg.solve(c.T @ c + strength * np.eye(c.shape[1]), c.T @ (y - mean)).T

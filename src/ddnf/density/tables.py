@@ -236,7 +236,7 @@ def _all_floats(columns: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def _as_floats(column: np.ndarray) -> np.ndarray:
-    """A file is read the same whatever the type of its numbers."""
+    """Numeric columns of any type as floats, so that all are read in the same way."""
     return column.astype(float) if column.dtype.kind in "iuf" else column
 
 

@@ -371,4 +371,4 @@ def _check_arguments(dim, blocks, steps, solver: Any, log_det, inverse, lipschit
         if not 0 < lipschitz < 1:
             raise ValueError(f"Expected lipschitz between 0 and 1; got {lipschitz}.")
         if field is not None or as_solver(solver).expansion(0.0) > 0:
-            raise ValueError("Expected an MLPField and a solver of this library with lipschitz; got one of your own.")
+            raise ValueError("Expected an MLPField and a solver of this library with lipschitz; got a custom one.")

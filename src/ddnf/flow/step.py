@@ -70,7 +70,7 @@ class BoundFunction(AbstractBoundField):
         return BoundFunction(self.field, self.condition, -self.gain)
 
     def slowed_to(self, limit):
-        raise ValueError("Expected a field with a known Lipschitz constant; got one of your own.")
+        raise ValueError("Expected a field with a known Lipschitz constant; got a custom field.")
 
     def lipschitz(self):
         return jnp.array(jnp.inf)

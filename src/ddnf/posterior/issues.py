@@ -185,7 +185,7 @@ def missed_above(
     points: Float[np.ndarray, "n dim"],
     log_weights: Float[np.ndarray, " n"],
 ) -> tuple[Missed, ...]:
-    """Mass that a fit lacks at the modes above the points of largest weight."""
+    """Mass that a fit misses at modes that climbs reach from the points of largest weight."""
     known = [Normal(mode.mean, mode.scale) for mode in modes]
     found = _with_modes_above(search, _heaviest(points, log_weights), known)[len(known) :]
     # A known Gaussian may be away from its mode, as in a funnel; that mode is not a new one.

@@ -50,7 +50,7 @@ _REFINEMENTS = 3
 _STARTS = 12
 _HEAVIEST = 6
 _SPREAD = 1.0, 3.0, 10.0, 30.0
-# Evidence, in nats below that of the best, from which on a second mode matters.
+# A second mode matters if its evidence is at most this many nats below that of the best mode.
 _MATTERS = 7.0
 
 
@@ -205,7 +205,7 @@ class _Together:
         return fits
 
     def _flows(self, group: Density, numbers, fits: list[_Fit]) -> list[_Fit]:
-        """Flows from the Gaussians on, where these are not good; all of them are trained in one program."""
+        """Replaces Gaussians that are not good enough by flows that start from them, trained in one program."""
         whiten = [_whitening(fit) for fit in fits]
         key = jr.fold_in(self.key, len(self.targets) + numbers[0])
         flow = Chain([default_flow(jr.fold_in(key, 0), self.dim), whiten[0].end()])

@@ -360,7 +360,7 @@ def _uses_mixtures(settings: Settings) -> bool:
 
 
 def _sample_of(polished: Polished, settings: Settings) -> Sample:
-    """The chains' draws as those of a fit that is exact: every weight is the evidence."""
+    """The chains' draws as a sample of an exact fit, in which every weight equals the evidence."""
     log_evidence = bridge(polished.candidate.sample, polished.chains).log_evidence
     z = polished.chains.z.reshape(-1, settings.target.dim).astype(float)
     # In random order, because neighbours in a chain are similar and checks use the first draws.

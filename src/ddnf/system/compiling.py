@@ -73,6 +73,6 @@ def _options() -> dict[str, Any]:
         return {}
     try:
         jax.jit(lambda: 0, compiler_options=_QUICK)()
-    except Exception:  # an unknown option, in whatever way it is refused
+    except Exception:  # an unknown option can raise any error
         return {}
     return _QUICK

@@ -84,7 +84,7 @@ def share_rows(mesh: Mesh | None, tree: PyTree) -> PyTree:
 
 
 def share_steps(mesh: Mesh | None, tree: PyTree) -> PyTree:
-    """The rows (steps, rows, ...) that this process has for each step, with those of all other processes."""
+    """Global arrays (steps, rows, ...) made of the rows that each process has for each step."""
     if mesh is None:
         return tree
     sharding = NamedSharding(mesh, PartitionSpec(None, AXIS))
