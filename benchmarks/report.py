@@ -15,9 +15,9 @@ from ddnf_paper.text import formatted, markdown_table
 
 AXES = dict(blocks="K", steps="T", batch="batch", dim="d (rank 8)", hidden="width (two layers)")
 _STEP_NOTE = """Value and gradient of mean(|y|^2 / 2 - log det), 64 cells (K = T = 8), batch 256, float32. Continuous
-peers have 64 evaluations of their field in constant steps; Zuko's solver chooses its own, which are counted. `ratio` is
-to ours, at equal evaluations. The last column, for PyTorch peers, is the largest derivative of the mean log-determinant
-by a parameter: 0 means that the peer does less work than is needed to train by likelihood."""
+peers evaluate their field 64 times, in constant steps; Zuko's solver chooses its own steps, which are counted. `ratio`
+is the time relative to ours, at equal evaluations. The last column, for PyTorch peers, is the largest derivative of the
+mean log-determinant by a parameter: 0 means that the peer does less work than maximum likelihood needs."""
 
 
 def write(record: dict, folder: Path) -> list[Path]:
@@ -65,23 +65,25 @@ def _sections(record: dict) -> list[str]:
         _STEP_NOTE,
         _step_table(record),
         "## 100,000 samples, 100,000 log densities",
-        "d = 2, (16, 16) units, 64 cells; slow peers had fewer points, and their time is scaled.",
+        "d = 2, (16, 16) units, 64 cells. Slow peers ran with fewer points, and their times are scaled up.",
         _density_table(record),
         "## Until KL <= 0.01",
-        "Training from scratch on the toy energies, in one process each; evaluating KL does not count.",
+        "Training from scratch on the toy energies, one process per run; evaluating the KL is not counted.",
         _race_table(record),
         "## Posteriors of posteriordb",
-        "From the model to 10,000 draws; within tolerance: means and deviations within 0.05 of the reference.",
+        "Times from the model to 10,000 draws. Within tolerance: means and standard deviations within 0.05 of the "
+        "reference.",
         _posterior_table(record),
         "## An epoch of the auto-encoder",
-        "600 steps of 100 images of random bytes, latent 40, the networks of the paper; scaled from a part of them.",
+        "600 steps of 100 images of random bytes with 40 latent dimensions and the paper's networks; scaled up from "
+        "fewer steps.",
         _vae_table(record),
         "## Growth",
         _growth_table(record),
         "![growth](growth.png)",
         "## The machine",
-        "(64, 64) units, d = 40, batch 1,024; `benchmarks/roofline.py` says what the products are. The bound is for "
-        "products in chunks that stay in the caches; at once, they are bound by memory.",
+        "(64, 64) units, d = 40, batch 1,024; `benchmarks/roofline.py` lists the products. The bound is for products "
+        "in chunks that stay in the caches; as one product, they are limited by memory bandwidth.",
         _machine_table(record),
     ]
 

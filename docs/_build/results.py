@@ -65,24 +65,24 @@ def _index() -> str:
     verdicts = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
     return f"""# Results
 
-Every number on these pages comes from a JSON file of the repository, and every file names the command that made it.
-Whatever trained a model, each ELBO, KL divergence and likelihood comes from the exact log-determinant, unless a table
+Every number on these pages comes from a JSON file in the repository, and every file names the command that made it.
+Each ELBO, KL divergence and likelihood uses the exact log-determinant, however the model was trained, unless a table
 calls it an estimate.
 
 - [The paper's claims](claims.md): {verdicts}.
-- [Experiments](experiments.md): the tables and figures behind them; the same as
-  [one self-contained page](report/index.html) with flows to move.
-- [Posteriors](posteriors.md): the scoreboard: accuracy, verdicts and seconds on posteriors with known moments.
-- [Densities](densities.md): seven tables beside FlowJAX, mixtures and kernels.
-- [Speed](speed.md): training steps, samples and fits beside eight other libraries.
-- [The baselines](baselines.md): what was found where a flow does worse than in its authors' figures.
+- [Experiments](experiments.md): the tables and figures behind the claims; also as
+  [one self-contained page](report/index.html) with interactive flows.
+- [Posteriors](posteriors.md): accuracy, verdicts and times on posteriors with known moments.
+- [Densities](densities.md): seven tables, compared with FlowJAX, mixtures and kernels.
+- [Speed](speed.md): training steps, samples and fits, compared with eight other libraries.
+- [The baselines](baselines.md): why some flows do worse than in their authors' papers.
 """
 
 
 def _claims() -> str:
     parts = [
         "# The paper's claims",
-        "The paper mostly judges by eye, so the limits behind each verdict are ours. ✓ reproduced, ≈ partly, ✗ not reproduced.",
+        "The paper mostly judges by eye, so we chose the limits behind each verdict. ✓ reproduced, ≈ partly, ✗ not reproduced.",
     ]
     for experiment in EXPERIMENTS.values():
         claims = experiment.claims(_record(experiment.name))
@@ -100,7 +100,7 @@ def _claim(claim) -> str:
 
 
 def _experiments() -> str:
-    parts = ["# Experiments", "One section per experiment, with the command that made it. Long tables are folded."]
+    parts = ["# Experiments", "One section per experiment, with the command that made it. Click a table's title to open it."]
     for experiment in EXPERIMENTS.values():
         record = _record(experiment.name)
         parts += [f"## {experiment.title}", experiment.about, f"```sh\n{record['command']}\n```"]
@@ -132,16 +132,18 @@ def _posteriors() -> str:
     several = len({method for _, method in runs}) > 1
     header = ("posterior", *(["method"] if several else []), "verdict", "mean", "deviation", "seconds", "ESS a second")
     rows = [(*(key if several else key[:1]), *_scores(found)) for key, found in runs.items()]
-    shown = "" if several else " Only ours is in this file; other methods are below, and in [Speed](speed.md)."
+    shown = "" if several else " This file only has our results; other methods are below, and in [Speed](speed.md)."
     return f"""# Posteriors
 
-Posteriors of [posteriordb](https://github.com/stan-dev/posteriordb) against reference draws, and densities with known moments, with default
-settings: the verdict, the worst error of a mean (in reference deviations), the worst relative error of a deviation, and seconds of the processor from
-the model to 10,000 draws, compilation included; of several seeds, the worst. The smallest effective sample size is divided by these seconds.
+Posteriors from [posteriordb](https://github.com/stan-dev/posteriordb), compared with reference draws, and densities with known moments,
+all with default settings. The table shows the verdict, the worst error of a mean (in standard deviations of the reference), the worst
+relative error of a standard deviation ("deviation"), and the processor time in seconds from the model to 10,000 draws, compilation
+included. With several seeds, each value is that of the worst seed. The last column divides the smallest effective sample size by the
+processor time.
 
-GOOD: every mean within 0.05 deviations and every deviation within 5 % of the reference, plus three Monte Carlo errors. Otherwise WARNED if the
-method said that something is wrong, else SILENT. Deviations of funnels and of Student's t have so heavy tails that their Monte Carlo error is large
-for any method.{shown}
+GOOD: every mean is within 0.05 standard deviations and every standard deviation within 5 % of the reference, plus three Monte Carlo
+errors. Otherwise the verdict is WARNED if the method reported a problem, and SILENT if it did not. Funnels and Student's t have such
+heavy tails that the Monte Carlo error of their standard deviations is large for any method.{shown}
 
 {markdown_table(header, rows)}
 
@@ -177,8 +179,9 @@ def _waiting() -> str:
     ]
     return f"""## How long a user waits
 
-From the model to 10,000 draws, beside nutpie with the same models in PyMC, each in a fresh process, imports not counted. Warm: compiled programs are
-on disk, for nutpie those of the same model, for ours those of another model of the same dimension (`ddnf.cache_compilation()`).
+Seconds from the model to 10,000 draws, compared with nutpie on the same models in PyMC. Each run is a new process; imports are not
+counted. With warm caches, compiled programs are on disk: those of the same model for nutpie, and those of another model of the same
+dimension for ours (`ddnf.cache_compilation()`).
 
 {markdown_table(("posterior", *header), rows)}
 
@@ -193,9 +196,10 @@ def _honesty() -> str:
     ]
     return f"""## Does it say so when it is wrong?
 
-Fits of deliberately hard targets (steps, narrow in broad, far modes, funnels, heavy tails, improper ones, wrong gradients, NaN) and of easy ones.
-A fit is wrong if a mean is off by more than 0.1 deviations or a deviation by more than 10 %, plus three Monte Carlo errors; it is SILENT if it is
-wrong and nothing said so. A false alarm is an issue of a fit that is right.
+Fits of deliberately hard targets (steps, narrow modes inside broad ones, distant modes, funnels, heavy tails, improper densities, wrong
+gradients, NaN) and of easy ones. A fit is wrong if a mean is off by more than 0.1 standard deviations or a standard deviation by more
+than 10 %, plus three Monte Carlo errors. It is SILENT if it is wrong and reports no issue. A false alarm is an issue reported for a fit
+that is right.
 
 {markdown_table(("targets", *verdicts), rows)}
 
@@ -212,8 +216,9 @@ def _calibration() -> str:
     issues = sum(len(model["issues"]) for model in record["models"].values())
     return f"""## Simulation-based calibration
 
-Parameters from the prior, data given them, and a fit with default settings, chains included, to each data set: where all is exact, the rank of a true
-parameter among the draws is uniform. The p-value is the smallest of all parameters times their number. Both models are centred hierarchies.
+For each data set, parameters are drawn from the prior, data are simulated from them, and the model is fitted with default settings,
+chains included. If every step is exact, the rank of a true parameter among the draws is uniform. The p-value is the smallest over all
+parameters, multiplied by their number. The models are centred hierarchies.
 
 {markdown_table(("model", "data sets", "draws", "p-value", "draws come from"), rows)}
 
@@ -243,18 +248,18 @@ def _densities() -> str:
         rows.append((table, method, f"{mean:.2f} ± {error:.2f}", f"{seconds:.0f} s", str(len(done))))
     return f"""# Densities
 
-Mean log-likelihood per row on test rows (nats, higher is better) with its standard error over the rows, and process seconds of fit and scores,
-compilation included, on one core: means over seeds, each with its own split of the rows.
+Mean log-likelihood per test row (nats, higher is better) with its standard error over the rows, and processor seconds for fitting and
+scoring on one core, compilation included. All values are means over seeds; each seed has its own split of the rows.
 
 {markdown_table(("table", "method", "log-likelihood", "time", "seeds"), rows)}
 
 {_ahead(groups)}
 
-From `{record["command"]}` (`results/density.json`). "ours" is `fit_density` with its defaults, which cannot fold: no cell folded on test rows.
-FlowJAX's flows have 8 layers and 8 knots (BNAF: one layer), standardized rows and early stopping. Settings of the default were chosen on other
-splits of the same tables, by held-out rows. POWER is an excerpt of 34 days with the columns and the noise of MAF's POWER: it is not comparable
-with published results. MINIBOONE is trained on MAF's validation rows and tested on its test rows. `patches` are 20,000 patches of 8 x 8 pixels
-of the Frey faces.
+From `{record["command"]}` (`results/density.json`). "ours" is `fit_density` with its defaults, which cannot fold; no cell folded on the
+test rows. FlowJAX's flows have 8 layers and 8 knots (BNAF: one layer), standardized rows and early stopping. Our default settings were
+chosen by held-out rows on other splits of the same tables. POWER is an excerpt of 34 days with the columns and the noise of MAF's POWER,
+so it is not comparable with published results. For MINIBOONE, flows are trained on MAF's validation rows and tested on its test rows.
+`patches` are 20,000 patches of 8 x 8 pixels of the Frey faces.
 
 {_draws()}"""
 
@@ -273,8 +278,8 @@ def _ahead(groups: dict[tuple[str, str], list[dict[str, Any]]]) -> str:
         if peer[2] < own[2] and method == "FlowJAX spline MAF":
             faster.append(f"{table} ({peer[2]:.0f} s; ours {own[2]:.0f} s)")
     return (
-        f"Peers with a higher likelihood than ours: {', '.join(likelier) or 'none'}. Tables on which FlowJAX's spline MAF takes less time:\n"
-        f"{', '.join(faster) or 'none'}. Gaussians, mixtures of Gaussians and kernels take less time on all of them."
+        f"Methods with a higher likelihood than ours: {', '.join(likelier) or 'none'}. Tables on which FlowJAX's spline MAF is faster:\n"
+        f"{', '.join(faster) or 'none'}. Gaussians, mixtures of Gaussians and kernels are faster on all tables."
     )
 
 
@@ -306,16 +311,17 @@ def _draws() -> str:
             )
     return f"""## Draws of awkward tables
 
-How often a two-sample test (energy distance, 200 draws and 200 new rows) finds no difference at the 5 % level. For comparison, the same for 200 other
-rows of the generator, and for 200 rows drawn with replacement from the table that was fitted: no density of 300 rows is likely to do much better.
+The table shows how often a two-sample test (energy distance, 200 draws and 200 new rows) finds no difference at the 5 % level. For
+comparison, it shows the same for 200 other rows from the generator, and for 200 rows drawn with replacement from the fitted table. A
+density fitted to 300 rows is unlikely to do much better than the latter.
 
 {markdown_table(("table", "ours", "the generator", "the table itself"), tables)}
 
 ## Conditional fits
 
-2,000 rows of a number given one: how often a Kolmogorov-Smirnov test of the PIT values of 500 new rows finds no difference from uniform ones at the
-5 % level. Two moons (10,000 simulations): the accuracy of a classifier that tells draws from exact ones, mean and largest of ten observations; 0.5
-is best.
+Conditional densities of one number given another, fitted to 2,000 rows. The table shows how often a Kolmogorov-Smirnov test at the 5 %
+level finds the PIT values of 500 new rows consistent with a uniform distribution. For two moons (10,000 simulations), it shows the
+accuracy of a classifier that separates draws from exact draws (C2ST): the mean and the largest over ten observations; 0.5 is best.
 
 {markdown_table(("problem", "measure", "ours"), conditional)}
 
@@ -335,7 +341,7 @@ def _speed() -> str:
     for row in flow["rows"]:
         setting = [row.get(name, "") for name in header[1:4]]
         rows.append((row["comparison"], *setting, f"{row['ratio']:.3g}", f"{row['bound']:.3g}"))
-    own = f"From `{flow['command']}`: our own rules compared, as ratios of times within one run on one core."
+    own = f"From `{flow['command']}`: our own log-determinant rules, as ratios of times within one run on one core."
     return "\n\n".join([speed.page(record), "## Rules compared", own, markdown_table(header, rows), _batching()])
 
 
@@ -349,9 +355,9 @@ def _batching() -> str:
     rows = [(size, *(f"{ratios[name]:.2f}" for name in names)) for size, ratios in sizes.items()]
     return f"""## Ways to map a batch
 
-Value and gradient over 256 points, as ratios to `batch_transform_and_log_det`: `vmap` in two orders, FlowJAX's `Transformed.sample_and_log_prob`, a DDNF
-inside of FlowJAX's `Scan`, and a gradient for each point.
+Times of value and gradient over 256 points, as ratios to `batch_transform_and_log_det`: `vmap` in two orders, FlowJAX's
+`Transformed.sample_and_log_prob`, a DDNF inside FlowJAX's `Scan`, and one gradient per point.
 
 {markdown_table(("flow", *names), rows)}
 
-From `{record["command"]}` (`benchmarks/batching.json`), one core, beside other work."""
+From `{record["command"]}` (`benchmarks/batching.json`), on one core of a shared machine."""

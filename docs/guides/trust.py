@@ -8,8 +8,8 @@ options = parser.parse_args()
 # %% [markdown]
 # # Folds, certificates and k-hat
 #
-# Three things can be wrong with a fitted flow: the map is not one-to-one, the fit is too narrow, or it misses a part of the target. Each has its own
-# check. This page provokes each failure.
+# A fitted flow can fail in three ways: the map is not one-to-one, the fit is too narrow, or the fit misses a part of the target. Each
+# failure has its own check. This page provokes all three.
 
 # %%
 import jax
@@ -24,8 +24,8 @@ from ddnf.viz import plot
 # %% [markdown]
 # ## Folds
 #
-# A step z + v(z) / T is one-to-one if the field changes slowly enough. With large weights and a single step it folds: some points have several
-# preimages, and the density formula counts only one of them.
+# A step z + v(z) / T is one-to-one if the field changes slowly enough. With large weights and a single step, the step folds: some points
+# have several preimages, and the change-of-variables formula counts only one of them.
 
 # %%
 x = jr.normal(jr.key(0), (2000, 2))
@@ -43,15 +43,15 @@ for panel, (name, flow) in zip(axes, flows.items(), strict=True):
     panel.set_title(f"{name}\n{certificate.verdict}, {certificate.folded_share:.0%} of the cells fold", fontsize=9)
 
 # %% [markdown]
-# `certify` answers in three steps: *proved* if a bound on the weights shows that no input can fold, otherwise *no fold seen* or *folds* on the given
-# points. `lipschitz=0.9` scales the weights so that the proof always holds. The default flow of `fit_density` has such a bound, or is made of splines that
-# cannot fold; `fit_posterior` checks its draws and warns.
+# `certify` gives one of three verdicts: *proved* if a bound on the weights shows that the flow cannot fold anywhere, and otherwise *no fold
+# seen* or *folds*, depending on the given points. `lipschitz=0.9` scales the weights such that the bound always holds. The default flow of
+# `fit_density` satisfies such a bound or consists of splines, which cannot fold. `fit_posterior` checks its draws for folds and warns.
 #
 # ## k-hat and ESS
 #
-# Importance weights p(z) / q(z) of the fit's own draws say how well q covers p. Their tail has a shape, k-hat: below 0.5 the weights have a finite
-# variance, above 0.7 neither importance sampling nor the fit should be trusted. Here a Gaussian (no flow, only the affine end) is fitted to a target
-# with heavy tails.
+# The importance weights p(z) / q(z) of draws from the fit measure how well q covers p. k-hat is the shape of their tail: below 0.5 the
+# weights have a finite variance; above 0.7 you should trust neither importance sampling nor the fit. Here a Gaussian (an affine map instead
+# of a flow) is fitted to a target with heavy tails.
 
 
 # %%
@@ -76,16 +76,16 @@ axes[0].plot(grid, (1 + grid**2 / 2) ** -1.5 / np.sqrt(8), label="target")
 axes[0].set(yscale="log", ylim=(1e-4, 1), xlabel="first coordinate", title="too narrow")
 axes[0].legend(frameon=False, fontsize=8, loc="upper left")
 axes[1].plot(jnp.linalg.norm(draws, axis=1), 100 * weights, ".", markersize=3)
-axes[1].set(xlabel="distance from the centre", ylabel="weight, % of the sum", title="weights grow towards the tails")
+axes[1].set(xlabel="distance from the centre", ylabel="weight, % of the sum", title="weights grow in the tails")
 figure.tight_layout()
 
 # %% [markdown]
-# The warning says so. A flow does better, and where tails are heavier than any flow of this size can reach, it says that too.
+# `fit_posterior` warns about it. A flow fits better. If the tails are too heavy for the flow, it warns as well.
 #
-# ## A part that is missed
+# ## A missed mode
 #
-# Draws of a fit cannot show what lies where it has none: k-hat and ESS look perfect. `fit_posterior` therefore searches for modes away from the fit, and
-# compares their mass with that of the fit.
+# Draws from the fit say nothing about regions where the fit has no draws: there, k-hat and ESS look perfect. `fit_posterior` therefore
+# searches for modes away from the fit, and compares their mass with that of the fit.
 
 
 # %%
@@ -112,15 +112,15 @@ axes.plot(*draws.T, ".", color="tab:cyan", markersize=2)
 axes.set_title("the target, and draws of the fit")
 
 # %% [markdown]
-# Both numbers are perfect, and half of the target is missing; the warning says where.
+# Both numbers are perfect, although half of the target is missing. The warning reports where.
 #
-# What to do: search more widely (`searches=`, 4 by default), temper the target (`temper=0.5`), or give initial points.
+# To fix this, search more widely (`searches=`, 4 by default), temper the target (`temper=0.5`), or give initial points.
 #
-# ## Which check sees what
+# ## Which check detects which failure
 #
 # | failure | `certify` | k-hat, ESS | search for modes | chains through the flow |
 # |---|---|---|---|---|
 # | the map folds | yes | no | no | no |
 # | the fit is too narrow | no | yes | no | yes |
-# | a mode is missed | no | no | yes | only if they cross over to it |
+# | a mode is missed | no | no | yes | only if they reach it |
 # | training has not settled | no | yes | no | yes |

@@ -9,8 +9,8 @@ options = parser.parse_args()
 # %% [markdown]
 # # An auto-encoder
 #
-# A variational auto-encoder of scikit-learn's small digits, whose posterior is a diagonal Gaussian followed by a flow that depends on the image.
-# Training pixels are binarised again for every epoch; validation and test images have one fixed binarisation.
+# This page trains a variational auto-encoder on scikit-learn's small digits. Its posterior is a diagonal Gaussian followed by a flow that
+# depends on the image. Training pixels are re-binarised every epoch; validation and test images are binarised once.
 
 # %%
 import equinox as eqx
@@ -27,7 +27,7 @@ pixels = (load_digits().images.reshape(-1, 64) * 255 / 16).astype(np.uint8)
 train, valid, test = pixels[: options.images], pixels[1200:1500] > 127, pixels[1500:] > 127
 
 # %% [markdown]
-# Any Equinox modules do for the networks. `lipschitz=0.97` keeps every step of the flow from folding.
+# The networks can be any Equinox modules. `lipschitz=0.97` guarantees that no step of the flow folds.
 
 # %%
 latent, context = 4, 16
@@ -50,8 +50,8 @@ for name, vae in (("Gaussian", make(None)), ("DDNF", make(flow))):
     )
 
 # %% [markdown]
-# `judge_vae` uses the exact log-determinant whatever trained the model. The distance between the -ELBO and -log p(x) is what a better posterior
-# could still gain for this decoder.
+# `judge_vae` uses the exact log-determinant, whatever rule the model was trained with. The difference between -ELBO and -log p(x) is the
+# most that a better posterior could gain with this decoder.
 
 # %%
 samples = np.asarray(results["DDNF"].sample(jr.key(2), 20)).reshape(2, 10, 8, 8)

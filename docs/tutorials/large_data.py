@@ -6,7 +6,7 @@ parser = argparse.ArgumentParser(description="Many rows, checkpoints, and severa
 parser.add_argument("--rows", type=int, default=200_000, help="rows of the table")
 parser.add_argument("--steps", type=int, default=1000, help="training steps")
 options = parser.parse_args()
-# Two devices on any machine: the CPU's cores. On a machine with GPUs, leave this out.
+# Splits the CPU into two devices. Leave this out on a machine with GPUs.
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"
 
 # %% [markdown]
@@ -14,8 +14,8 @@ os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"
 #
 # ## Many rows
 #
-# `fit_density` sees a batch of rows per step, so that the time of a step does not depend on their number. The rows are an argument of the compiled
-# program: nothing is compiled again for another table of the same shape.
+# `fit_density` uses one batch of rows per step, so the time per step does not depend on the number of rows. The rows are an argument of the
+# compiled program, so a second table of the same shape does not trigger a new compilation.
 
 # %%
 import tempfile
@@ -34,8 +34,8 @@ rows = np.stack([np.cos(angle), np.sin(angle), 0.5 * angle], axis=1) + 0.1 * rng
 # %% [markdown]
 # ## Checkpoints
 #
-# With `checkpoint=` a run that is stopped continues where it was when it is started again with the same arguments. The folder gets a subfolder of
-# ours; other files in it are not touched.
+# With `checkpoint=`, you can interrupt a run and resume it by starting it again with the same arguments. Checkpoints are written to their
+# own subfolder; other files in the folder are not touched.
 
 # %%
 with tempfile.TemporaryDirectory() as folder:
@@ -45,13 +45,13 @@ print(density)
 # %% [markdown]
 # ## A cache of compiled programs
 #
-# In a new process the first call compiles for some seconds. `ddnf.cache_compilation()`, before the first fit, keeps compiled programs on disk for the next
-# time.
+# In a new process, the first call spends several seconds compiling. Call `ddnf.cache_compilation()` before the first fit to keep compiled
+# programs on disk for later processes.
 #
 # ## Several devices
 #
-# Shard the rows over the devices, and JAX runs each part where it is. Flows have no state and no communication between points, so that evaluation
-# and sampling scale with the number of devices.
+# If you shard the points over the devices, JAX evaluates each shard on its own device. Flows have no state and need no communication
+# between points, so evaluation and sampling scale with the number of devices.
 
 # %%
 from jax.sharding import Mesh, NamedSharding, PartitionSpec

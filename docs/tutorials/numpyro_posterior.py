@@ -11,9 +11,9 @@ warnings.filterwarnings("ignore", category=FutureWarning, module="arviz")
 # %% [markdown]
 # # A posterior with NumPyro
 #
-# Eight schools (Rubin, 1981): the effect of coaching on test scores was estimated in eight schools, with standard errors. How large is the
-# effect in each school, if schools are similar but not the same? The model is hierarchical; its non-centred form avoids the funnel
-# between the effects and their common scale.
+# Eight schools (Rubin, 1981) estimated the effect of coaching on test scores, with standard errors. How large is the effect in each
+# school, if the schools are similar but not the same? The model is hierarchical. Its non-centred form avoids the funnel between the
+# effects and their common scale.
 
 # %%
 import arviz as az
@@ -41,8 +41,8 @@ def model(error, effect=None):
 
 
 # %% [markdown]
-# `from_numpyro` turns the model and its data into a target: a log density over unconstrained parameters, with the way back to the named ones.
-# `fit_posterior` needs nothing else.
+# `from_numpyro` turns the model and its data into a target: a log density over unconstrained parameters, and a map back to the named
+# parameters. `fit_posterior` needs nothing else.
 
 # %%
 target = ddnf.from_numpyro(model, error, effect=effect)
@@ -50,12 +50,12 @@ posterior = ddnf.fit_posterior(jr.key(0), target, steps=options.steps, progress=
 print(posterior.summary())
 
 # %% [markdown]
-# The first line is the verdict: k-hat below 0.7 means that importance weights of the draws are well behaved, ESS near 1 that they are nearly
-# equal, so the draws can be used as they are. If something were wrong, `fit_posterior` would have warned.
+# The first line is the verdict. A k-hat below 0.7 means that the importance weights of the draws are well behaved. An ESS near 1 means that
+# they are nearly equal, so you can use the draws as they are. `fit_posterior` would have warned about any problem.
 #
 # ## ArviZ
 #
-# `to_arviz` gives what ArviZ takes, and everything that you know from MCMC works.
+# `to_arviz` converts draws for ArviZ, so its plots and statistics work as they do for MCMC.
 
 # %%
 idata = posterior.to_arviz(jr.key(1), options.draws)
@@ -73,7 +73,7 @@ axes.set(xlabel="theta of the first school", ylabel="log tau")
 # %% [markdown]
 # ## Posterior predictive check
 #
-# New data from the posterior, beside the data that were observed. NumPyro's `Predictive` takes our draws.
+# NumPyro's `Predictive` takes the draws and simulates new data, which we compare with the observed data.
 
 # %%
 latent = {name: draws[name] for name in ("mu", "tau", "z")}
@@ -87,4 +87,4 @@ axes.legend(frameon=False)
 
 # %%
 inside = float(np.mean((effect > low) & (effect < high)))
-print(f"{inside:.0%} of the observations are inside of their 90 % interval")
+print(f"{inside:.0%} of the observations are inside their 90 % interval")

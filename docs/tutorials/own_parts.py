@@ -10,8 +10,8 @@ options = parser.parse_args()
 #
 # ## A field
 #
-# A field is any callable `(z, condition) -> v`, usually an Equinox module; `field=` takes a function from a key to one. Here is a field that rotates
-# points around learned centres, with a speed that falls with the distance.
+# A field is any callable `(z, condition) -> v`, usually an Equinox module. `field=` takes a function that builds a field from a random
+# key. This field rotates points around learned centres, at a speed that decreases with the distance.
 
 # %%
 import equinox as eqx
@@ -41,7 +41,8 @@ y, log_det = flow.transform_and_log_det(jnp.array([1.0, 0.5]))
 print(y, log_det)
 
 # %% [markdown]
-# The log-determinant is exact for any field (by automatic differentiation, where no factored Jacobian is known), and so is the inverse.
+# The log-determinant and the inverse are exact for any field. If no factorization of the Jacobian is known, automatic differentiation
+# computes it.
 
 # %%
 print(jnp.abs(flow.inverse(y) - jnp.array([1.0, 0.5])).max() < 1e-4)
@@ -49,9 +50,10 @@ print(jnp.abs(flow.inverse(y) - jnp.array([1.0, 0.5])).max() < 1e-4)
 # %% [markdown]
 # ## A log-determinant rule
 #
-# A rule is a `ddnf.LogDet` with a method `apply(step, z, cell=)`. It returns the point after one step and the log-determinant. `step.push(z)` gives that
-# point and the product with X, where I + X is the Jacobian of the step; `step.at(z)` has the determinant and solutions. This rule is the first term of
-# the series log det(I + X) = 2 tr(Y + Y^3 / 3 + ...) with Y = X / (2 I + X).
+# A rule is a `ddnf.LogDet` with a method `apply(step, z, cell=)`, which returns the point after one step and the log-determinant.
+# `step.push(z)` returns that point and a function that multiplies by X, where I + X is the Jacobian of the step. `step.at(z)` has the
+# determinant and solves linear systems. This rule is the first term of the series log det(I + X) = 2 tr(Y + Y^3 / 3 + ...) with Y = X /
+# (2 I + X).
 
 
 # %%
@@ -63,7 +65,8 @@ class Gregory(ddnf.LogDet):
 
 
 # %% [markdown]
-# Check an approximation by its order. The error of a step is O(dt^3), so that of a flow with twice the steps is four times smaller.
+# Test an approximation by its order. The error of a step is O(dt^3), so doubling the number of steps makes the error of the flow four times
+# smaller.
 
 # %%
 x = jr.normal(jr.key(1), (100, 2))
@@ -78,7 +81,7 @@ for steps in (2, 4, 8):
 # %% [markdown]
 # ## A solver
 #
-# A solver is one step `(velocity, z, dt) -> z_next`. This is Heun's method:
+# A solver is a function `(velocity, z, dt) -> z_next` that takes one step. This is Heun's method:
 
 
 # %%
@@ -94,7 +97,7 @@ print(ddnf.certify(flow, x).verdict)
 # %% [markdown]
 # ## A bijection
 #
-# Any FlowJAX bijection goes into `fit_posterior` and `fit_density`. This one is a shear with a learned curve:
+# `fit_posterior` and `fit_density` accept any FlowJAX bijection. This one is a shear with a learned curvature:
 
 
 # %%

@@ -11,8 +11,8 @@ warnings.filterwarnings("ignore", category=FutureWarning)
 # %% [markdown]
 # # The same with PyMC
 #
-# The [eight schools](numpyro_posterior.md) again, written in PyMC. `from_pymc` compiles the model's log density to JAX and keeps its names and
-# transforms.
+# This page fits the [eight schools](numpyro_posterior.md) as a PyMC model. `from_pymc` compiles the model's log density to JAX and keeps
+# its names and transforms.
 
 # %%
 import arviz as az
@@ -37,7 +37,7 @@ posterior = ddnf.fit_posterior(jr.key(0), ddnf.from_pymc(model), steps=options.s
 print(posterior.summary())
 
 # %% [markdown]
-# `to_arviz` gives the same kind of object as `pm.sample`, so PyMC's own tools work with it.
+# `to_arviz` returns the same kind of object as `pm.sample`, so PyMC's own tools work with it.
 
 # %%
 idata = posterior.to_arviz(jr.key(1), options.draws)

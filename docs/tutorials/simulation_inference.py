@@ -9,9 +9,10 @@ options = parser.parse_args()
 # %% [markdown]
 # # Simulation-based inference
 #
-# A simulator gives data for parameters, but no likelihood. Draw parameters from the prior, simulate, and fit the density of the parameters *given*
-# the data: an amortized posterior for any observation. Here the simulator is the path of a thrown ball with noise, so that we know the answer: the
-# parameters are the initial speeds, and the data are noisy positions at three times.
+# A simulator generates data from parameters, but often has no tractable likelihood. Draw parameters from the prior, simulate data, and
+# fit the density of the parameters *given* the data. The result is an amortized posterior for any observation. In this example, the
+# simulator throws a ball: the parameters are the two initial speeds, and the data are noisy positions at three times. Here the exact
+# posterior is known.
 
 # %%
 import jax.random as jr
@@ -35,7 +36,7 @@ speeds = rng.normal([5.0, 8.0], [2.0, 2.0], size=(options.simulations, 2))
 positions = simulate(speeds)
 
 # %% [markdown]
-# `condition=` makes a density conditional. It is trained by maximum likelihood, as any other.
+# `condition=` makes the density conditional. It is trained by maximum likelihood, like any other density.
 
 # %%
 density = ddnf.fit_density(jr.key(0), speeds, condition=positions, steps=options.steps, progress=False)
@@ -44,7 +45,7 @@ print(density)
 # %% [markdown]
 # ## A posterior for one observation
 #
-# The exact posterior is Gaussian here, so that we can compare.
+# The exact posterior is Gaussian, so we can compare the fit with it.
 
 # %%
 truth = np.array([[6.5, 9.0]])
@@ -76,7 +77,7 @@ axes.legend(frameon=False)
 # %% [markdown]
 # ## Is it calibrated?
 #
-# For many new simulations, how often is the truth inside of the 80 % interval of the fitted posterior?
+# In how many new simulations do the true parameters fall inside the 80 % interval of the fitted posterior?
 
 # %%
 inside = []
@@ -84,13 +85,14 @@ for number in range(50):
     theta = rng.normal([5.0, 8.0], 2.0, size=(1, 2))
     low, high = np.quantile(density.sample(jr.key(number), 200, condition=simulate(theta)[0]), [0.1, 0.9], axis=0)
     inside.append((theta[0] > low) & (theta[0] < high))
-print(f"inside of the 80 % interval: {np.mean(inside):.0%}")
+print(f"inside the 80 % interval: {np.mean(inside):.0%}")
 
 # %% [markdown]
 # ## Two moons
 #
-# A harder problem, with a posterior that has two crescents (Greenberg et al. 2019). The prior is uniform on a square, so `support` says so: draws stay
-# inside. The exact posterior can be drawn from: draw the noise, and solve for the parameters, which has two solutions.
+# This problem is harder: its posterior has the shape of two crescents (Greenberg et al. 2019). The prior is uniform on a square, which
+# `support` declares, so draws stay inside the square. To draw from the exact posterior, draw the noise and solve for the parameters;
+# there are two solutions.
 
 
 # %%
@@ -117,7 +119,7 @@ observed = moons(np.array([[0.2, 0.3]]))[0]
 draws, truth = np.asarray(density.sample(jr.key(3), 1000, condition=observed)), exact_moons(observed, 1000)
 
 # %% [markdown]
-# Can a classifier tell the draws from exact ones? An accuracy of 0.5 means that it cannot.
+# Can a classifier distinguish the draws from exact ones? An accuracy of 0.5 means that it cannot.
 
 # %%
 from sklearn.model_selection import cross_val_score

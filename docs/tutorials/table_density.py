@@ -9,8 +9,8 @@ options = parser.parse_args()
 # %% [markdown]
 # # A density of a table
 #
-# The diabetes data of Efron et al. (2004): 442 patients with age in years, body mass index, blood pressure, a blood serum value, and a measure of the
-# progression of the disease. Some columns are integers, some are positive numbers.
+# This page uses the diabetes data of Efron et al. (2004): 442 patients with their age in years, body mass index, blood pressure, a blood
+# serum value, and a measure of disease progression. Some columns are integers, others are positive numbers.
 
 # %%
 import jax.random as jr
@@ -27,15 +27,15 @@ held_out, train = rows[: len(rows) // 5], rows[len(rows) // 5 :]
 print(table.describe().loc[["mean", "std", "min", "max"]].round(1).to_string())
 
 # %% [markdown]
-# A first try, with nothing said about the columns. `fit_density` looks at them and warns: integers have no density with respect to length, and a flow
-# could make their likelihood as large as it likes.
+# First, fit the table without any information about the columns. `fit_density` detects the integers and warns: integers have no density
+# with respect to Lebesgue measure, so a flow could make their likelihood arbitrarily large.
 
 # %%
 density = ddnf.fit_density(jr.key(0), train, steps=options.steps, progress=False)
 
 # %% [markdown]
-# `support` says what values a column can take: "count" for integers from 0, "positive" for positive numbers. The likelihood of a count is a
-# probability, never above 1, and its draws are integers.
+# `support` declares which values a column can take: "count" for integers from 0, "positive" for positive numbers. The likelihood of a
+# count is a probability, which is at most 1, and draws of counts are integers.
 
 # %%
 support = ["count", "positive", "positive", "positive", "count"]
@@ -45,7 +45,7 @@ print(density)
 # %% [markdown]
 # ## Is it good?
 #
-# Compare the log-likelihood of rows that the fit has not seen with that of a Gaussian.
+# Compare the log-likelihood of held-out rows with the log-likelihood of the same rows under a Gaussian.
 
 # %%
 from scipy.stats import multivariate_normal
@@ -56,7 +56,7 @@ for name, values in (("fit_density", log_p), ("Gaussian", gaussian)):
     print(f"{name:12} {values.mean():.2f} +- {values.std() / np.sqrt(len(values)):.2f} nats per row")
 
 # %% [markdown]
-# With so few rows a Gaussian is a strong competitor; the flow gains where columns are skewed.
+# With so few rows, a Gaussian is hard to beat. The flow gains on skewed columns.
 #
 # ## New rows
 
@@ -76,9 +76,9 @@ print("ages are integers:", bool(np.all(new[:, 0] == np.round(new[:, 0]))))
 # %% [markdown]
 # ## A frame, with categories
 #
-# Frames of pandas and polars go in as they are, and draws come with the same names, order and types. Text, categories and booleans are modelled as
-# p(categories) p(numbers | categories); columns of an integer type are integers unless `support` says otherwise. Rows with missing values are refused,
-# or left out with `missing="drop"`.
+# `fit_density` also takes pandas and polars data frames. Draws have the same column names, order and types. Text, categories and booleans
+# are modelled as p(categories) p(numbers | categories). Columns of an integer type are treated as integers unless `support` says
+# otherwise. Missing values raise an error; `missing="drop"` drops these rows instead.
 
 # %%
 frame = table[["bmi", "bp"]].assign(sex=np.where(data.frame["sex"].iloc[: options.rows] == 1, "one", "two"))
@@ -89,10 +89,10 @@ print(density)
 print(density.sample(jr.key(1), 3).to_string())
 
 # %% [markdown]
-# ## Questions
+# ## Queries
 #
-# The marginal density of some columns, draws of the others given some, the probability of a box, and a rank for outliers: the share of draws that
-# are less likely.
+# A density can return the marginal density of some columns, draws of the other columns given some, the probability of a box, and a rank for
+# detecting outliers: the share of draws that are less likely than a row.
 
 # %%
 print("log p(bmi = 25):", density.marginal("bmi").log_prob({"bmi": [25.0]}).round(2))
@@ -103,7 +103,7 @@ print("P(bmi > 30, sex two):", density.probability({"bmi": (30.0, None), "sex": 
 print("ranks:", density.rank(frame.iloc[:5], jr.key(4)))
 
 # %% [markdown]
-# `density.plot` draws pairs of columns, the table beside draws; `ddnf show model.ddnf table.csv` does the same.
+# `density.plot` plots pairs of columns, with the table and draws side by side; `ddnf show model.ddnf table.csv` does the same.
 
 # %%
 density.plot(jr.key(5), frame)

@@ -60,7 +60,7 @@ __all__ = [
 ]
 
 
-# Imported when first used: some need libraries of their own.
+# Imported on first use, because some of them need optional libraries.
 _LAZY = {"from_numpyro": "ddnf.bridges.numpyro", "from_pymc": "ddnf.bridges.pymc"}
 _ROOMS = ("baselines", "bridges", "cli", "density", "flow", "flows", "posterior", "storage", "training", "vae", "viz")
 

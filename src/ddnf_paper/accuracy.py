@@ -17,10 +17,10 @@ from ddnf.system import require
 from ddnf.viz import plot
 from ddnf_paper.experiment import Claim, Experiment, Picture, Profile, Record, ReportTable
 
-ABOUT = """Random stationary flows of the plane (one block, K = 1, two hidden layers of two tanh units, weights such
-that points move by about one unit) map standard normal points in T steps. The result is compared with an adaptive
-eighth-order solution of the same differential equation; then z0 is recovered by the paper's backward pass, the same
-number of steps with -v, and by the exact inverse of each step, where no step of the flow folds. All in float64."""
+ABOUT = """Random two-dimensional flows (one block, K = 1, two hidden layers of two tanh units, with weights that move
+points by about one unit) map standard normal points in T steps. We compare the result with an adaptive eighth-order
+solution of the same differential equation. Then z0 is recovered by the paper's backward pass (the same number of steps
+with -v) and, if no step of the flow folds, by the exact inverse of each step. All computations use float64."""
 
 SOLVERS = dict(euler=euler, midpoint=midpoint, rk4=rk4)
 # Slopes of the mean squared error over T. A method of order p has error dt^p; forward and back with -v, the leading

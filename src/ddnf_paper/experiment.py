@@ -87,11 +87,11 @@ def run(
     wanted: Callable[[str], bool] = lambda name: True,
     changes: Mapping[str, Any] | None = None,
 ) -> Record:
-    """Runs the wanted parts of an experiment that are not in its file yet, and saves each when it is done.
+    """Runs the wanted parts of an experiment that are not in its file yet, and saves each when it is finished.
 
-    Without `resume` the file is replaced; with it, results of other settings raise an error, and `again` runs the
-    wanted parts again. `changes` are settings that differ from the profile's. Processes that run different parts of one
-    experiment may write to one folder.
+    Without `resume`, the file is replaced. With it, results of other settings raise an error, and `again` reruns the
+    wanted parts. `changes` are settings that differ from the profile. Processes that run different parts of one
+    experiment may write to the same folder.
     """
     out.mkdir(parents=True, exist_ok=True)
     config = dataclasses.replace(experiment.profiles[profile], **(changes or {}))

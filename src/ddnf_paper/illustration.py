@@ -21,9 +21,9 @@ from ddnf_paper.plane import of_energy, shades
 from ddnf_paper.record import plain
 from ddnf_paper.targets.toy import ENERGIES
 
-ABOUT = """A flow of K = 2 blocks with T = 8 cells and (16, 16) units is fitted to toy energies. A regular grid and
-draws of the standard normal are followed through its cells: the grid bends without folding, and the Gaussian becomes
-the target density."""
+ABOUT = """A flow of K = 2 blocks with T = 8 cells and (16, 16) units is fitted to toy energies. The figure follows a
+regular grid and standard normal draws through its cells. The grid bends without folding, and the Gaussian becomes the
+target density."""
 
 PIXELS = 60
 GRID = plot.regular_grid(lines=15, points=101)

@@ -17,11 +17,11 @@ from ddnf_paper.energy import SOURCE, FlowConfig, Penalty, Training, arrow_start
 from ddnf_paper.experiment import Claim, Experiment, Picture, Profile, Record, ReportTable
 
 ABOUT = """K blocks of a single Euler step (T = 1) are fitted to the first toy energy with and without the inverse
-consistency regularizer (gamma from 0 to 10; the paper does not say its own), with the printed second order of the
-log-determinant and with the exact one. Each point is mapped forward, and back with -v; its distance from where it
-started is averaged over a regular grid, as in the paper, and over draws of the base distribution. We add the exact
-inverse of each step, and the cost of the regularizer in KL. gamma = 10 was added after seeing that gamma = 1 does not
-halve the displacement, which the verdict "reproduced" requires here."""
+consistency regularizer (gamma from 0 to 10; the paper does not state its value), with the printed second-order
+log-determinant and with the exact one. Each point is mapped forward, and back with -v. Its distance from the start is
+averaged over a regular grid, as in the paper, and over draws of the base distribution. We add the exact inverse of each
+step, and the cost of the regularizer in KL. gamma = 10 was added after gamma = 1 did not halve the displacement, which
+the verdict "reproduced" requires here."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,8 +115,8 @@ def pictures(record: Record) -> list[Picture]:
         Picture(
             "inverse-consistency",
             plot.panels(rows),
-            "Where points end after the flow and then the flow with -v, with the mean distance on the grid: first "
-            "run; K = 8, T = 1, first energy.",
+            "End points after the flow and then the flow with -v, with the mean distance on the grid: first run; "
+            "K = 8, T = 1, first energy.",
             "For each log-det rule and gamma, a field of arrows from points to where they return.",
         )
     ]

@@ -17,10 +17,10 @@ from ddnf.viz import plot
 from ddnf_paper.energy import RULES, Penalty, Training, fits, measure, median
 from ddnf_paper.experiment import Claim, Experiment, Picture, Profile, Record, ReportTable
 
-ABOUT = """Four questions. How fast do the paper's log-determinants converge as dt falls (random fields, float64)? What
-ELBO does each of them report for the flow it has trained, and what is the exact one, over T? What does the Sobolev norm
-of Appendix E add to the plain one, over alpha and c (T = 1, printed second order, gamma = 0.1)? And are Runge-Kutta
-steps better than Euler's for the same number of field evaluations (exact log-determinant)?"""
+ABOUT = """Four questions. How fast do the paper's log-determinants converge as dt falls (random fields, float64)? For a
+flow trained with each of them, how does the ELBO that it reports differ from the exact ELBO, over T? What does the
+Sobolev norm of Appendix E add to the plain norm, over alpha and c (T = 1, printed second order, gamma = 0.1)? And are
+Runge-Kutta steps better than Euler steps for the same number of field evaluations (exact log-determinant)?"""
 
 PRINTED = "second order as printed"
 # Field evaluations of one step.

@@ -41,14 +41,14 @@ from ddnf_paper.record import plain
 from ddnf_paper.references import ADVI, NUTS, advi, nuts
 from ddnf_paper.targets import cancer
 
-ABOUT = """The mortality m and precision L of a beta-binomial model of stomach cancer in 20 cities, over (logit m, log
-L). The paper's Table 2 was made with the density "table2": prior times likelihood, without the Jacobian of the change
-of variables. With it, in "textbook", the mean of L does not exist. Every method is fitted to both, repeatedly with
-different seeds; quadrature gives the truth. "DDNF" is ddnf.fit_posterior with its defaults; "DDNF, (2, 2) units" has
-K = 8 blocks of T = 8 cells with the paper's two layers of two units. Planar flows start from the standard normal, as in
-the paper; all other flows get the search for modes and the affine end that DDNF has. NAF, K = 2, gets an eighth of the
-steps. The target is not tempered: with tempering, one planar fit of five diverged, which was seen before tempering was
-left out. In table2, L has a mean but no variance: means of L converge slowly, in MCMC too."""
+ABOUT = """The posterior of the mortality m and precision L in a beta-binomial model of stomach cancer in 20 cities, as
+a density of (logit m, log L). The paper's Table 2 used the density "table2": prior times likelihood, without the
+Jacobian of the change of variables. With the Jacobian ("textbook"), the mean of L does not exist. Every method is
+fitted to both densities with several seeds; quadrature gives the truth. "DDNF" is ddnf.fit_posterior with its defaults;
+"DDNF, (2, 2) units" has K = 8 blocks of T = 8 cells with the paper's two layers of two units. Planar flows start from
+the standard normal, as in the paper; all other flows use the same search for modes and final affine map as DDNF. NAF, K
+= 2, gets an eighth of the steps. The target is not tempered, because one planar fit of five diverged with tempering. In
+table2, L has a mean but no variance, so means of L converge slowly, also in MCMC."""
 
 BINS, PIXELS = 60, 80
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from ddnf.system import check_overwrite, write_atomic
 
-# What the `command` of a record of ours begins with.
+# Prefixes of the `command` in records that ddnf wrote.
 _COMMANDS = ("ddnf ", "make bench", "python -m benchmarks", "python benchmarks/")
 
 

@@ -13,12 +13,12 @@ from ddnf.viz import plot
 from ddnf_paper.energy import RULES, VIEW, FlowConfig, Penalty, Training, arrow_starts, fits, measure, median, sketch
 from ddnf_paper.experiment import Claim, Experiment, Picture, Profile, Record, ReportTable
 
-ABOUT = """K blocks of a single Euler step (T = 1) are fitted to the first toy energy, each with one rule for the
-log-determinant, without regularizer (gamma = 0), with the paper's gamma = 0.1 and with a strong one. The paper looks at
-the deviation of the ELBO during training, as computed by the rule that is trained. We add the exact ELBO, the KL of the
-density that the map makes (by counting its draws), and the share of cells that fold. The energy is normalized: no true
-ELBO is above 0. The paper gives no settings of the optimizer: the learning rate of 0.01 and the tempering of the energy
-in the first half of the steps were chosen after seeing that a lower rate and less tempering lose a mode."""
+ABOUT = """K blocks of a single Euler step (T = 1) are fitted to the first toy energy with each log-determinant rule,
+without a regularizer (gamma = 0), with the paper's gamma = 0.1, and with a strong regularizer. The paper reports the
+standard deviation of the ELBO during training, computed with the rule that is trained. We add the exact ELBO, the KL of
+the density of the map's draws (by counting), and the share of cells that fold. The energy is normalized, so no true
+ELBO is above 0. The paper does not state its optimizer settings. We chose a learning rate of 0.01, and tempering in the
+first half of the steps, because lower rates and less tempering lost a mode."""
 
 FIRST, PRINTED, RIGHT = "first order", "second order as printed", "second order"
 

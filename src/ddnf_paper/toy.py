@@ -21,17 +21,17 @@ from ddnf_paper.plane import of_energy
 from ddnf_paper.targets.toy import ENERGIES
 from ddnf_paper.text import formatted
 
-ABOUT = """Flows of K = 2, 8 and 10 blocks or layers are fitted to densities in the plane: the two of the paper's
+ABOUT = """Flows of K = 2, 8 and 10 blocks or layers are fitted to two-dimensional densities: the two of the paper's
 Appendix A, and the four of Rezende and Mohamed, whose periodic waves are truncated here beyond |z_1| = 4. DDNF has
 T = 8 steps per block and the paper's (2, 2) units, or (16, 16). All models are fitted in the same way, starting from a
 standard normal: Adam with a cosine schedule that decays to zero, and the energy tempered in the first fifth of the
-steps. Of several starts the one with the best ELBO counts; MAF and continuous flows, which are slow to sample from, get
-one start, and the latter half of the steps. Rezende and Mohamed's four get one start and half of the steps, and NAF
-only K = 2. The learning rate of each flow was selected among two to four on the first two energies. KL(q|p) is by
-quadrature in double precision, with exact log-determinants, on maps checked for folds. ESS is the effective sample size
-of importance-weighted draws as a fraction; it does not notice a mode that q misses. Each picture gives the smallest
-determinant on 20,000 draws: of a cell for DDNF, of the whole map for the others. The times of the full run were taken
-while other work was running, more of it for some rows than for others."""
+steps. The best ELBO of several starts is reported. MAF and continuous flows, which are slow to sample from, get one
+start, and continuous flows also half of the steps. Rezende and Mohamed's densities get one start and half of the steps,
+with NAF only at K = 2. The learning rate of each flow was selected from two to four values on the first two energies.
+KL(q|p) is computed by quadrature in double precision, with exact log-determinants, on maps checked for folds. ESS is
+the effective sample size of importance weights as a fraction; it does not reveal a mode that q misses. Each picture
+gives the smallest determinant on 20,000 draws: of a cell for DDNF, of the whole map for the others. The times of the
+full run were measured while other programs were running, with a load that varied between rows."""
 
 # By number of blocks, flows with as many parameters as DDNF with (2, 2) units: layers of planar; layers, sigmoids and
 # width of NAF.

@@ -25,19 +25,19 @@ from ddnf_paper.vae_models import MODELS, make
 from ddnf_paper.vae_runs import PROFILES, Config, Run, Setting, candidates, chosen, is_current, long_runs, runs
 
 ABOUT = """The networks of Appendix C (one hidden layer of 128 tanh units in encoder and decoder, batches of 100, Adam
-with a learning rate of 0.001), with different posteriors. For training, pixels are re-binarised every epoch with the
-probability of their grey value; the tables use one fixed binarisation of the test images, published for MNIST and drawn
-here for the others. A validation split selects the epoch; the paper selects it on the test set, and that value is shown
-beside ours. Validation and evaluation use a moving average of the parameters (over some 3,000 steps), which the paper
-does not have: it removes the noise of the constant learning rate. Every -ELBO uses the exact log-determinant, and the
-share of cells that fold on the test images is given; where training used an estimate, the estimate is shown too.
+with a learning rate of 0.001), with different posteriors. In training, pixels are re-binarised every epoch with the
+probability of their grey value. The tables use one fixed binarisation of the test images, the published one for MNIST
+and our own for the others. A validation split selects the epoch. The paper selects it on the test set; this value is
+also shown. Validation and evaluation use a moving average of the parameters (over about 3,000 steps), which the paper
+does not use; it removes the noise of the constant learning rate. Every -ELBO uses the exact log-determinant, and the
+tables give the share of cells that fold on the test images. If training used an estimate, the estimate is also shown.
 "+ context" means the same for all models: the encoder has an extra wide layer, which feeds the base Gaussian and gives
-the flow a signal of 64 numbers; "plain VAE + context" is that encoder without a flow. DDNF has blocks of one step
-and 8 units (16 blocks unless the search for settings says otherwise), and a Lipschitz bound that keeps it from folding.
--log p(x) is by importance-weighted draws: its distance from the -ELBO on the same images is what a better posterior
-could still gain for that decoder. Runs of 400 epochs are the paper's five rows; their learning rates and sizes are
-chosen on validation images, by the same search for all five. Runs of 100 epochs have default settings: those of DDNF
-(blocks, units, size of the context), the initialisation of the decoder and the moving average were chosen by test
+the flow a context of 64 numbers; "plain VAE + context" is that encoder without a flow. DDNF has blocks of one step
+and 8 units (16 blocks unless the search for settings chooses otherwise), and a Lipschitz bound that prevents folds.
+-log p(x) is estimated by importance-weighted draws. Its difference from the -ELBO on the same images is the most that a
+better posterior could gain with that decoder. Runs of 400 epochs are the paper's five rows; the same search on
+validation images chooses the learning rate and size of all five. Runs of 100 epochs have default settings: those of
+DDNF (blocks, units, size of the context), the initialisation of the decoder and the moving average were chosen by test
 values on MNIST with 40 latent dimensions; the settings of the baselines were not tuned."""
 
 

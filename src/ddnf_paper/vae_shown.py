@@ -35,7 +35,7 @@ def tables(record: Record) -> list[ReportTable]:
     """The comparison with the paper, one table per set of images and number of epochs, and the search for settings."""
     config = config_of(record)
     planned, done = len(runs(config)), len(record["parts"])
-    missing = "" if done == planned else f" So far {done} of {planned} runs of this profile are done."
+    missing = "" if done == planned else f" {done} of {planned} runs of this profile are finished."
     results = [_table(config, where, epochs, found) for (where, epochs), found in groups(record).items()]
     search = [table for where in config.search_sets for table in _search(config, where, record["parts"])]
     steady = [table for (where, epochs), found in groups(record).items() for table in _steadiness(where, epochs, found)]
@@ -44,21 +44,20 @@ def tables(record: Record) -> list[ReportTable]:
 
 
 def _steadiness(where: str, epochs: int, found: Found) -> list[ReportTable]:
-    """How steady training was, where it was not."""
+    """The stability of training, for sets with unstable runs."""
     jumps = {model: [_jumps(part["curves"]["train"]) for part in parts] for model, parts in found.items()}
     unsteady = [MODELS[model].title for model, counts in jumps.items() if any(counts)]
     if not unsteady:
         return []
     caption = (
-        f"Steadiness of training, {where}: the second half of {epochs} epochs. Jumps are epochs whose mean training "
-        f"loss is higher than that of the epoch before by at least {CLEAR_GAIN} nats. The excess is the mean "
-        "difference of the training loss, of the parameters themselves, from the -ELBO on validation images, of their "
-        f"moving average. With jumps: {', '.join(unsteady)}. Sets without any have no such "
-        "table. A number for each seed. Where seeds of one model differ by as much as the models, the differences may "
-        "be where the jumps fall. A flow can be close to the identity, so a gap to -log p(x) that is larger than that "
-        "of a Gaussian posterior from the same encoder points to the optimizer (a constant rate, gradients not "
-        "clipped) rather than to capacity; the decoders differ, so it proves nothing. The search with half the rate is "
-        "the test."
+        f"Stability of training, {where}: the second half of {epochs} epochs, one number per seed. Jumps are epochs "
+        f"whose mean training loss exceeds that of the previous epoch by at least {CLEAR_GAIN} nats. The excess is the "
+        "mean difference between the training loss (of the current parameters) and the -ELBO on validation images (of "
+        f"their moving average). Models with jumps: {', '.join(unsteady)}. Sets without jumps have no such table. If "
+        "seeds of one model differ as much as models do, the timing of the jumps may cause the differences. A flow can "
+        "represent the identity, so a larger gap to -log p(x) than that of a Gaussian posterior with the same encoder "
+        "suggests that the optimizer (a constant rate, no gradient clipping) is the cause, not capacity. It is no "
+        "proof, because the decoders differ. The search with half the rate is the test."
     )
     rows = [
         (

@@ -341,7 +341,7 @@ def test_a_saved_posterior_keeps_its_names_without_the_model(tmp_path):
 @pytest.mark.parametrize(("model", "missing"), [(arrays, "total"), (dynamic, "high, gap")])
 def test_what_a_file_cannot_hold_is_said(model, missing, tmp_path):
     posterior_of(from_numpyro(model)).save(tmp_path / "p.ddnf")
-    with pytest.warns(UserWarning, match=f"do not have {missing} as fitted.*target="):
+    with pytest.warns(UserWarning, match=f"will not include {missing}, because.*target="):
         loaded = ddnf.load(tmp_path / "p.ddnf")
     assert isinstance(loaded, ddnf.Posterior)
     named = jax.eval_shape(from_numpyro(model).constrain, jnp.zeros(loaded.dim))
@@ -475,12 +475,12 @@ def test_large_plates_are_rows_unless_they_are_coupled():
 @pytest.mark.parametrize(
     ("model", "batch", "message"),
     [
-        (local, None, "outside of the subsampled plate 'rows'; got 'mean' in it"),
+        (local, None, "outside the subsampled plate 'rows'; got 'mean' inside"),
         (unobserved, None, "observed sites in the subsampled plate 'rows'; got a plate without one"),
         (subsampled, {"columns": 3}, "'columns'; got no plate of that name"),
-        (coupled, 2, "independent rows of the arguments; got another density"),
+        (coupled, 2, "independent rows of the arguments; got a different density"),
         (coupled, 4, "a batch from 1 to 3"),
-        (with_parameter, 2, "a plate around observed sites to take batches from; got none"),
+        (with_parameter, 2, "a plate around observed sites for batch; got none"),
     ],
 )
 def test_bad_subsamples_are_one_clear_error(model, batch, message):

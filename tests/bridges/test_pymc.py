@@ -179,7 +179,7 @@ def test_named_draws_in_files_and_in_log_prob(pm, tmp_path):
     draws = posterior.sample(jr.key(0), 10)
     assert_allclose(posterior.log_prob(draws), posterior.log_prob(posterior.sample_unconstrained(jr.key(0), 10)))
     posterior.save(tmp_path / "p.ddnf")
-    with pytest.warns(UserWarning, match="do not have scales, .* as fitted"):
+    with pytest.warns(UserWarning, match="will not include scales, .*, because"):
         loaded = ddnf.load(tmp_path / "p.ddnf")
     assert isinstance(loaded, ddnf.Posterior)
     found = loaded.sample(jr.key(0), 10)

@@ -475,4 +475,4 @@ def test_bench_runs_make_in_the_checkout(folder, monkeypatch):
 def test_bench_needs_a_checkout(folder, capsys):
     with pytest.raises(SystemExit, match="2"):
         cli.main(["bench", "--folder", "nowhere"])
-    assert "Expected a checkout" in capsys.readouterr().err
+    assert "Expected a source checkout" in capsys.readouterr().err

@@ -268,7 +268,7 @@ def test_tables_of_any_kind():
 @pytest.mark.parametrize("condition", [None, ROWS[:, :1] ** 2], ids=["alone", "condition"])
 def test_folds_are_warned_of_and_kept(condition, tmp_path):
     folding = small_flow(condition_dim=None if condition is None else 1, output_scale=40.0)
-    with pytest.warns(RuntimeWarning, match="folds in .* of the cells on held-out rows"):
+    with pytest.warns(RuntimeWarning, match="of the flow.s cells folds on held-out rows"):
         density = quick_fit(ROWS, condition, flow=folding, steps=1, learning_rate=1e-9)
     density.save(tmp_path / "model.ddnf")
     loaded = ddnf.load(tmp_path / "model.ddnf")
@@ -299,7 +299,7 @@ ISSUES = {
         "Column 2 is an exact linear function of column 0: .*Drop the column",
     ),
     "one huge cell": (lambda: changed(7, 1, 1e30), r"Column 1 has 1 values .* the farthest is 1e\+30.*Clip or drop"),
-    "repeated rows": (lambda: np.concatenate([ROWS[:30], ROWS[:30]]), "50% of the rows repeat others"),
+    "repeated rows": (lambda: np.concatenate([ROWS[:30], ROWS[:30]]), "50% of the rows are duplicates"),
 }
 
 

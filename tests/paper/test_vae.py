@@ -206,10 +206,10 @@ def test_jumps_of_training_are_shown_where_there_are_any():
     steady, unsteady = [9.0, 5.0, 4.0, 3.5, 3.0, 2.8], [9.0, 10.0, 4.0, 3.0, 3.6, 3.4]
     for part, losses in zip(record["parts"].values(), (steady, unsteady, steady), strict=True):
         part["curves"] = dict(train=losses, valid=[3.0] * 6)
-    (table,) = (table for table in vae.EXPERIMENT.tables(record) if table.caption.startswith("Steadiness"))
-    assert table.caption.startswith("Steadiness of training, mnist-2")
+    (table,) = (table for table in vae.EXPERIMENT.tables(record) if table.caption.startswith("Stability"))
+    assert table.caption.startswith("Stability of training, mnist-2")
     assert [row[:3] for row in table.rows] == [("plain VAE", "0", "0.10"), ("NAF", "1", "0.33")]
-    assert "With jumps: NAF." in table.caption
+    assert "Models with jumps: NAF." in table.caption
 
 
 def test_estimate_is_shown_where_it_is_another():

@@ -301,7 +301,7 @@ def test_a_fit_that_folds_says_so():
         ddnf.fit_posterior(
             jr.key(0), ddnf.Target(banana, 2), flow=flow, steps=2, rounds=1, learning_rate=1e-9, progress=False
         )
-    assert any("The flow folds in" in str(warning.message) for warning in caught)
+    assert any("of the flow's cells folds" in str(warning.message) for warning in caught)
 
 
 def test_losses_that_still_fall_are_reported():

@@ -138,7 +138,7 @@ def test_foreign_folders_are_not_claimed(tmp_path):
     assert claim_folder(tmp_path / "a" / "b", "marker", "1") == "1"
     assert claim_folder(tmp_path / "a" / "b", "marker", "2") == "1"
     for folder in (tmp_path, tmp_path / "a"):
-        with pytest.raises(ValueError, match="holds other files"):
+        with pytest.raises(ValueError, match="contains other files"):
             claim_folder(folder, "marker", "1")
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match="Expected a folder"):

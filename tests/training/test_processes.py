@@ -187,7 +187,7 @@ def test_one_core_is_a_batch_job(monkeypatch, cores, policy, expected):
             ("localhost:1234",),
             "Expected coordinator, processes and rank, or none of them; got processes=None, rank=None",
         ),
-        ((), "Expected Slurm, Kubernetes or MPI to say|Expected initialize to be called before JAX computes"),
+        ((), "Expected Slurm, Kubernetes or MPI to provide|Expected initialize to be called before JAX computes"),
     ],
 )
 def test_bad_arguments(arguments, message):

@@ -183,7 +183,7 @@ def test_flows_and_pairs_can_be_chosen(view_page):
     assert found["faults"] == []
     assert found["start"] == [0.5, True, ""]
     assert found["pairs"] == [False, "z[0], z[1]", "z[0], z[2]", "z[1], z[2]"]
-    assert found["moved"] and "shadow" in found["note"] and found["wide"] and found["named"]
+    assert found["moved"] and "projection" in found["note"] and found["wide"] and found["named"]
 
 
 def test_reduced_motion_is_respected(view_page):

@@ -30,22 +30,23 @@ _MEMBERS = 100_000
 def from_numpyro(model: Callable, *args: Any, batch: int | dict[str, int] | None = None, **kwargs: Any) -> Target:
     """The posterior of a NumPyro model, given the arguments of the model.
 
-    The density is that of the unconstrained parameters, with all Jacobians. Draws are a dict of the constrained ones,
-    deterministic sites included. Sites of `numpyro.param` stay at their initial values. Fits of several models may run
-    in several threads: tracing is serialized.
+    The density is over the unconstrained parameters and includes all Jacobians. Draws are a dict of the constrained
+    parameters and deterministic sites. `numpyro.param` sites keep their initial values. You can fit several models in
+    several threads, because tracing is serialized.
 
-    Members of a large plate around observed sites are rows: a fit sees some of them in training, and all of them, in
-    chunks, where it looks for the mode and judges the result (`Target(rows=...)`). Of a plate with more than 100,000
-    members, draws have no deterministic sites and `to_arviz` has no data, likelihoods and predictions: these have a
-    value for each draw and member.
+    The members of a large plate around observed sites are treated as rows. Training uses some of them; the search for
+    the mode and the final check use all of them, in chunks (`Target(rows=...)`). If a plate has more than 100,000
+    members, draws do not include deterministic sites, and `to_arviz` omits data, likelihoods and predictions, because
+    these have one value per draw and member.
 
     Args:
-        model: a function with NumPyro's primitives. Discrete sites that NumPyro can enumerate are summed out, which
-            takes funsor: ``pip install 'ddnf[numpyro-discrete]'``; draws do not have them.
+        model: a function with NumPyro's primitives. Discrete sites that NumPyro can enumerate are summed out and do
+            not appear in draws. This needs funsor: ``pip install 'ddnf[numpyro-discrete]'``.
         args, kwargs: arguments of the model.
-        batch: number of members of a plate to train with, at least; by the plate's name if there are several. It is
-            taken from `subsample_size` where the plate has one. None: as many as it takes from 20,000 members on, all
-            of fewer. The arguments are cut along their first axis; with a `subsample_size` the model does so itself.
+        batch: minimum number of members of a plate to train with; a dict from plate names if there are several plates.
+            Defaults to the `subsample_size` of the plate. Without either, training uses as many members as it needs
+            from 20,000 on, and all members below. Arguments are sliced along their first axis; with a
+            `subsample_size`, the model does this itself.
 
     Example:
         >>> import jax.numpy as jnp, numpyro, numpyro.distributions as dist
@@ -119,7 +120,7 @@ def from_numpyro(model: Callable, *args: Any, batch: int | dict[str, int] | None
 
 
 def _shapes(prototype, faults: list[str]) -> dict[str, Any]:
-    """Shapes of the parameters; a clear error where the model cannot be run or has none."""
+    """Shapes of the parameters; raises a clear error if the model fails to run or has no parameters."""
     # Only shapes are needed: nothing is compiled or run here.
     try:
         with TRACING:
@@ -194,16 +195,16 @@ def _is_factor(site) -> bool:
 
 
 class AutoDDNF(infer.autoguide.AutoContinuous):
-    """A NumPyro guide: a standard normal through a flow and then an affine map, in the unconstrained space.
+    """A NumPyro guide: a standard normal mapped by a flow and an affine map, in the unconstrained space.
 
     Works with `SVI`, `Predictive` and `NeuTraReparam` like NumPyro's own guides. The affine map is triangular up to
-    128 dimensions, diagonal above. Let the learning rate decay as in the example, or the noise of the last steps stays
-    in the fit.
+    128 dimensions and diagonal above. Let the learning rate decay as in the example; otherwise the noise of the last
+    steps remains in the fit.
 
     Args:
         model: a NumPyro model with continuous latent sites.
         flow: a bijection (dim,) -> (dim,) to train instead of the default for this dimension.
-        blocks, steps, hidden, activation: of the `DDNF` where no flow is given; None for those of the default.
+        blocks, steps, hidden, activation: settings of the `DDNF` if no flow is given; None for the defaults.
         prefix, init_loc_fn, init_scale: as in NumPyro's guides: names, initial location and deviation.
 
     Example:
@@ -263,7 +264,7 @@ class AutoDDNF(infer.autoguide.AutoContinuous):
         return self.quantiles(params, [0.5])
 
     def quantiles(self, params, quantiles):
-        raise NotImplementedError("AutoDDNF has no quantiles in closed form: take those of sample_posterior's draws.")
+        raise NotImplementedError("AutoDDNF has no closed-form quantiles; compute them from sample_posterior's draws.")
 
 
 def _flow(key, dim, options) -> DDNF:

@@ -1,7 +1,7 @@
 """Plates of NumPyro models as rows: the log-likelihood of some of them, and the log prior.
 
-A plate with a `subsample_size` is given the numbers of the rows. For a plate without one, the arguments of the model
-that have a row for each of its members are cut.
+A plate with a `subsample_size` receives the row numbers. For a plate without one, the arguments of the model that have
+one row per member are sliced.
 """
 
 from collections.abc import Callable
@@ -32,8 +32,8 @@ class Plate(NamedTuple):
     Attributes:
         name: of the plate.
         size: number of its members.
-        batch: number of rows that a user asks for; None if nobody does.
-        is_cut: whether the arguments are cut; otherwise the plate is given the numbers of rows.
+        batch: number of rows that the user requested; None without a request.
+        is_cut: whether the arguments are sliced; otherwise the plate receives the row numbers.
     """
 
     name: str
@@ -43,7 +43,7 @@ class Plate(NamedTuple):
 
 
 class Members(numpyro.primitives.Messenger):
-    """Gives a plate these members, whatever it asks for."""
+    """Replaces the members of a plate by these."""
 
     def __init__(self, fn: Callable, name: str, members: Any):
         super().__init__(fn)
@@ -65,7 +65,7 @@ def find_plate(
 ) -> Plate | None:
     """The plate whose members are rows: one with a subsample, or the one that `batch` names, or a large one.
 
-    Raises if what is asked for is not there.
+    Raises if the requested plate does not exist.
     """
     sizes = {name: site["args"] for name, site in trace.items() if site["type"] == "plate"}
     observed = [site for site in trace.values() if site["type"] == "sample" and site["is_observed"]]
@@ -76,7 +76,7 @@ def find_plate(
     elif batch is not None and not asked:
         asked = {max(named, key=lambda name: sizes[name][0]): batch} if named else {}
         if not asked:
-            raise ValueError("Expected a plate around observed sites to take batches from; got none.")
+            raise ValueError("Expected a plate around observed sites for batch; got none.")
     if unknown := [name for name in asked if name not in named]:
         got = "a plate without one" if unknown[0] in sizes else "no plate of that name"
         raise ValueError(f"Expected observed sites in the subsampled plate {unknown[0]!r}; got {got}.")
@@ -101,7 +101,7 @@ def find_plate(
 def _check_outside(trace, name):
     if inside := [site["name"] for site in trace.values() if _is_parameter_in(site, name)]:
         raise ValueError(
-            f"Expected parameters outside of the subsampled plate {name!r}; got {inside[0]!r} in it, one for each row. "
+            f"Expected all parameters outside the subsampled plate {name!r}; got {inside[0]!r} inside, one per row. "
             "Sum it out, or drop the subsample."
         )
 
@@ -142,7 +142,7 @@ class PlateRows(NamedTuple):
         leaves = [a for a in jax.tree.leaves((self.args, self.kwargs)) if _has_rows(a, self.plate.size)]
         if not leaves:
             raise ValueError(
-                f"Expected arguments of the model with {self.plate.size} rows, one for each member of the plate "
+                f"Expected arguments of the model with {self.plate.size} rows, one per member of the plate "
                 f"{self.plate.name!r}; got none. Pass the data as arguments, or use subsample_size in the plate."
             )
         return leaves
@@ -151,7 +151,7 @@ class PlateRows(NamedTuple):
         return site["type"] == "sample" and site["is_observed"] and _frame(site, self.plate.name) is not None
 
     def rows(self, dim: int, log_density: Callable | None) -> Rows | None:
-        """The rows, checked against the density with all of them; None if they differ and nobody has asked for them."""
+        """The rows, checked against the density of the model; None if they differ and the user did not request rows."""
         try:
             rows = Rows(self.log_prior, self.log_likelihood, self.data, dim, self.plate.batch)
             if log_density is not None:
@@ -232,8 +232,8 @@ def _compare(rows: Rows, log_density: Callable) -> None:
     tolerance = 1e-4 if jnp.result_type(float) == jnp.float32 else 1e-8
     if not np.allclose(found, wanted, rtol=tolerance, equal_nan=True):
         raise ValueError(
-            "Expected a plate whose members are independent rows of the arguments; got another density with parts of "
-            f"them: {found[0]:.6g} instead of {wanted[0]:.6g}. Use subsample_size in the plate, or drop batch."
+            "Expected a plate whose members are independent rows of the arguments; got a different density with sliced "
+            f"arguments: {found[0]:.6g} instead of {wanted[0]:.6g}. Use subsample_size in the plate, or drop batch."
         )
 
 

@@ -22,10 +22,10 @@ from ddnf.system.optional import require
 def from_pymc(model: Any) -> Target:
     """The posterior of a PyMC model.
 
-    The density is that of the unconstrained (transformed) variables, with all Jacobians. Draws are a dict of the
-    variables as named in the model, deterministics included. Data are those at the time of the call: call again after
-    `pm.set_data`. Searches start around the model's initial point, as PyMC's do. The data of a `pm.Minibatch` are rows:
-    a fit sees as many of them as it takes in training, and all of them where it judges the result.
+    The density is over the unconstrained (transformed) variables and includes all Jacobians. Draws are a dict of the
+    model's variables, including deterministics. Data are read when this function is called; call it again after
+    `pm.set_data`. Searches start around the model's initial point, like PyMC's. The data of a `pm.Minibatch` are
+    treated as rows: training uses as many as it needs, and the final check uses all of them.
 
     Args:
         model: a `pymc.Model` with continuous free variables. It is computed in JAX's precision, not in PyMC's.

@@ -41,7 +41,7 @@ def minibatch_rows(model: Any, jaxified: Callable, unravel: Callable, dim: int) 
         return total.astype(z.dtype) * (batch / size)
 
     def log_likelihood(z, rows):
-        # The graph has the size of the minibatch in many places: rows come in batches of that size.
+        # The size of the minibatch appears in many places of the graph, so rows come in batches of that size.
         batches = jnp.resize(rows, (-(-len(rows) // batch), batch))
         return jax.vmap(of_batch, (None, 0))(z, batches).reshape(-1)[: len(rows)]
 

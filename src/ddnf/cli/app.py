@@ -27,10 +27,10 @@ _DESCRIPTION = (
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """Runs the `ddnf` command. Bad input prints one line to standard error and exits with code 2.
+    """Runs the `ddnf` command. Invalid input prints one line to standard error and exits with code 2.
 
     Args:
-        args: the words after `ddnf`; those of the process if None.
+        args: the arguments after `ddnf`; None for `sys.argv`.
 
     Example:
         >>> main(["--version"])  # doctest: +ELLIPSIS
@@ -46,7 +46,7 @@ def main(args: Sequence[str] | None = None) -> None:
             ddnf.cache_compilation()
             _app().cli(prog="ddnf", description=_DESCRIPTION, args=args, config=(tyro.conf.DisallowNone,))
         except BrokenPipeError:
-            # The reader of our output has closed it. Without this, Python would print an error on exit.
+            # The reader of standard output has closed it. Without this, Python would print an error on exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         except OSError as error:
             _exit(2, f"{error.strerror}: {error.filename}" if error.strerror and error.filename else str(error))

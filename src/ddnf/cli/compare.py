@@ -21,22 +21,22 @@ def compare(
     seed: int = 0,
     resume: bool = True,
 ) -> None:
-    """Fits models to one target or table, and shows them side by side.
+    """Fits models to one target or table, and compares the results.
 
     Args:
         target: energy1 or energy2 (the paper's), table2 or textbook (the cancer posterior), a table such as data.csv,
-            or a log density of your own as file.py:name.
+            or your own log density as file.py:name.
         models: names of models, such as ddnf planar naf; or all.
         layers: numbers of layers, K.
-        output: folder for the numbers and the picture; files in it that are not ours are never overwritten.
-        dim: dimension of a log density of your own.
-        steps: training steps of each fit.
-        batch: draws, or rows, per step.
-        learning_rate: peak learning rate of Adam; by default the one that suits each model best.
-        size: width of the baselines; each has its own default.
-        starts: number of fits of each model from different initial weights; the best counts.
+        output: folder for the results and the picture. Files that ddnf did not write are never overwritten.
+        dim: dimension of your own log density.
+        steps: training steps per fit.
+        batch: draws or rows per step.
+        learning_rate: peak learning rate of Adam; by default, each model has its own.
+        size: width of the baselines; by default, each has its own.
+        starts: number of fits per model, from different initial weights; the best is reported.
         seed: random seed.
-        resume: keep the rows in the folder that were made with the same settings and seed; otherwise start over.
+        resume: keep results in the folder that have the same settings and seed; otherwise start over.
     """
     from ddnf_paper import side_by_side
 

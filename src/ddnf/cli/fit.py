@@ -1,4 +1,4 @@
-"""`ddnf fit`: a table to a model file."""
+"""`ddnf fit`: fits a table and writes a model file."""
 
 import re
 import time
@@ -44,38 +44,40 @@ def fit(
     """Fits a density to the rows of a table, and writes it to a model file.
 
     Args:
-        data: a table: .csv or .tsv (with or without a header, or compressed as .csv.gz), .xlsx, .npy or .parquet, or a
-            folder of .parquet files. More than 128 MB of .npy or .parquet stay on disk.
-            Columns of numbers, text, booleans (true, false) and dates (2020-12-31) are modelled.
+        data: a table: .csv or .tsv (with or without a header, or compressed as .csv.gz), .xlsx, .npy, .parquet, or a
+            folder of .parquet files. Columns can hold numbers, text, booleans (true, false) and dates (2020-12-31).
+            .npy and .parquet files larger than 128 MB are not read into memory.
         output: the model file to write; an existing model is replaced.
-        columns: names or numbers (from 0) of the columns to model, such as price,age; by default all but the
-            conditions.
-        condition: names or numbers of columns to condition the density on.
-        support: the values that columns can take, such as price=positive,age=count,share=0:1; or one for all, such as
-            positive; or JSON, such as '{"price": "positive", "share": [0, 1]}'. One of real, positive, unit, integer,
-            count, or low:high.
-        drop_missing: leave out rows with empty cells, NA, NaN or null.
-        reading: how the file writes its values.
-        steps: maximum number of training steps; by default 2,000 to 5,000, by the number of rows.
+        columns: names or numbers (from 0) of the columns to model, such as price,age; by default, all columns except
+            the conditions.
+        condition: names or numbers of the columns to condition on.
+        support: values that the columns can take: real, positive, unit, integer, count, or low:high. Give one for all
+            columns (positive), one per column (price=positive,age=count,share=0:1), or JSON, such as
+            '{"price": "positive", "share": [0, 1]}'.
+        drop_missing: drop rows with empty cells, NA, NaN or null.
+        reading: format of the values in the file.
+        steps: maximum number of training steps; by default 2,000 to 5,000, depending on the number of rows.
         batch: rows per step.
         learning_rate: peak learning rate of Adam; by default 5e-3, or 2e-3 for more than 16 columns.
-        validation: share of the rows to hold out, or their number.
-        patience: stop after this many checks of the held-out rows without a better value.
+        validation: share or number of rows to hold out.
+        patience: stop after this many evaluations on the held-out rows without improvement.
         seed: random seed.
-        checkpoint: folder for checkpoints (in its subfolder ddnf-checkpoints); an interrupted run is resumed from it.
-        distributed: share the work with other processes that run the same command, on this or other machines. Slurm,
-            Kubernetes and Open MPI say where they are, or the next three options. The first process writes.
+        checkpoint: folder for checkpoints, which go to its subfolder ddnf-checkpoints. An interrupted run resumes from
+            there.
+        distributed: share the work with other processes that run the same command, on this or other machines. Under
+            Slurm, Kubernetes and Open MPI, the processes find each other; otherwise set the next three options. The
+            first process writes the model.
         coordinator: address and port of the first process, such as 10.0.0.1:1234.
         processes: number of processes.
         rank: number of this process, from 0.
-        quiet: show no progress bar and no summary.
+        quiet: print no progress bar and no summary.
         force: overwrite the output even if it is not a model.
     """
     start = time.perf_counter()
     if distributed:
         initialize(coordinator, processes, rank)
     elif (coordinator, processes, rank) != (None, None, None):
-        raise ValueError("Expected --distributed with --coordinator, --processes and --rank; got these alone.")
+        raise ValueError("Expected --distributed with --coordinator, --processes and --rank; got these without it.")
     quiet = quiet or not is_first()
     check_output(output, force=force, kind="a ddnf model", is_ours=is_model)
     key = key_from_seed(seed)
@@ -121,7 +123,7 @@ def fit(
 def _values(
     table: Table, modelled: list[int], conditions: list[int], missing: str, *, progress: bool
 ) -> tuple[Any, Any]:
-    """Arrays where all columns hold numbers, else dicts of columns; a large table of numbers stays on disk."""
+    """Arrays if all columns hold numbers, otherwise dicts of columns; a large table of numbers stays on disk."""
     disk = None if table.disk is None else table.disk(modelled, conditions)
     if disk is not None and not disk.is_small:
         return disk, None

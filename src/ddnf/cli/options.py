@@ -26,7 +26,7 @@ OptionalOutput = Annotated[Path | None, arg(aliases=["-o"])]
 
 
 def check_output(path: Path, *, force: bool, kind: str = "", is_ours: Callable[[Path], bool] = lambda _: False) -> None:
-    """Checks before any work is done that its result can be written, and overwrites no file of the user's.
+    """Checks that an output can be written, before any work is done, and that no other file would be overwritten.
 
     Args:
         path: the file to write.
@@ -43,7 +43,7 @@ def check_output(path: Path, *, force: bool, kind: str = "", is_ours: Callable[[
 
 
 def key_from_seed(seed: int) -> PRNGKeyArray:
-    """A random key; any seed that JAX cannot take is an error."""
+    """A random key; raises for a seed that JAX does not accept."""
     if not 0 <= seed < 2**32:
         raise ValueError(f"Expected a seed from 0 to {2**32 - 1}; got {seed}.")
     return jr.key(seed)
@@ -58,7 +58,7 @@ def load_density(path: Path) -> Density:
 
 
 def split_words(text: str) -> list[str]:
-    """Words between commas; a comma within quotes is part of a word.
+    """The words of a comma-separated list; a comma within quotes is part of a word.
 
     Example:
         >>> split_words('price, "a, b"')

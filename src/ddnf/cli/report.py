@@ -6,10 +6,10 @@ from tyro.conf import Positional
 
 
 def report(results: Positional[Path], /) -> None:
-    """Writes the report on the paper's experiments: one page with all figures, ours beside the paper's numbers.
+    """Writes one page with all figures of the paper's experiments, and our results next to the paper's.
 
     Args:
-        results: the folder that `ddnf reproduce` has written to.
+        results: the output folder of `ddnf reproduce`.
     """
     from ddnf_paper.report import write
 

@@ -26,23 +26,24 @@ def reproduce(
     pixels: Literal["dynamic", "grey"] = "dynamic",
     data: Path | None = None,
 ) -> None:
-    """Runs the paper's experiments: results as JSON, figures drawn from them, and a report.
+    """Runs the paper's experiments, and writes results (JSON), figures and a report.
 
     Args:
-        names: experiments, or all: accuracy, illustration, toy, posterior, vae, regularization,
-            inverse-consistency, open-questions.
+        names: experiments to run: accuracy, illustration, toy, posterior, vae, regularization,
+            inverse-consistency, open-questions; or all.
         profile: smoke (seconds), quick (minutes) or full (the paper's settings).
-        output: folder for results, figures and the report; files in it that are not ours are never overwritten.
-        resume: keep the parts in the folder that were made with the same settings and seed; otherwise start over.
+        output: folder for results, figures and the report. Files that ddnf did not write are never overwritten.
+        resume: keep parts in the folder that have the same settings and seed; otherwise start over.
         seed: random seed.
-        again: run these experiments again, or only the parts selected by the options below, and keep the rest.
-        models: only these auto-encoders, such as plain ddnf+context; without vae, these models of the toy energies.
-        seeds: only these seeds of the auto-encoders.
-        dataset: only these images for the auto-encoders, such as mnist or mnist-2; or another set and dimension of the
-            latent space, such as frey-20.
-        optimizer: of the auto-encoders.
-        pixels: what the auto-encoders are trained on: pixels re-binarised every epoch (dynamic), or grey values.
-        data: folder with files of images; by default the environment variable DDNF_DATA.
+        again: rerun these experiments, or only the parts selected by the options below, and keep the others.
+        models: run only these auto-encoders, such as plain ddnf+context; without vae, only these models of the toy
+            energies.
+        seeds: run only these seeds of the auto-encoders.
+        dataset: run the auto-encoders only on these images, such as mnist or mnist-2; or on another set with a given
+            latent dimension, such as frey-20.
+        optimizer: optimizer of the auto-encoders.
+        pixels: training data of the auto-encoders: pixels re-binarised every epoch (dynamic), or grey values.
+        data: folder with the image files; by default the environment variable DDNF_DATA.
     """
     require("matplotlib", "paper")
     from ddnf_paper import reproduce as paper

@@ -23,14 +23,14 @@ def score(
     reading: OmitArgPrefixes[Format] = Format(),  # noqa: B008
     force: bool = False,
 ) -> None:
-    """Computes the log density of the rows of a table, and prints their mean.
+    """Computes the log density of each row of a table, and prints the mean.
 
     Args:
         model: a file written by `ddnf fit`.
         data: a table; columns are matched by name if both the table and the model have names, otherwise by order.
-        output: the table to write with the log density of each row: .csv, .tsv, .npy or .parquet.
-        drop_missing: leave out rows with empty cells, NA, NaN or null.
-        reading: how the file writes its values.
+        output: a table to write with the log density of each row: .csv, .tsv, .npy or .parquet.
+        drop_missing: drop rows with empty cells, NA, NaN or null.
+        reading: format of the values in the file.
         force: overwrite the output if it exists.
     """
     if output is not None:
@@ -71,7 +71,7 @@ def matching_columns(density: Density, table: Table, *, with_conditions: bool = 
 
 
 def read_rows(density: Density, path: Path, reading: Format, *, drop_missing: bool) -> Any:
-    """The rows of a file as the density takes them, without conditions."""
+    """The rows of a file in the form that the density takes, without conditions."""
     table = open_table(path, reading)
     numbers = matching_columns(density, table, with_conditions=False)
     values = table.read_columns(numbers, missing="drop" if drop_missing else "raise")

@@ -1,4 +1,4 @@
-"""`ddnf show`: a picture of a density, draws beside the rows of a table."""
+"""`ddnf show`: plots pairs of columns of a table and of draws from a density."""
 
 from pathlib import Path
 
@@ -31,16 +31,16 @@ def show(
     seed: int = 0,
     force: bool = False,
 ) -> None:
-    """Draws pairs of columns: the rows of a table beside draws of a fitted density.
+    """Plots pairs of columns: the rows of a table together with draws from a fitted density.
 
     Args:
         model: a file written by `ddnf fit`.
-        data: the table; without it, draws alone are shown.
-        output: the picture to write, .png, .pdf or .svg; by default beside the model, ending in .png.
-        columns: names or numbers (from 0) of columns to show; by default the first six.
+        data: the table; without it, only draws are plotted.
+        output: the picture to write, .png, .pdf or .svg; by default the model's path with the suffix .png.
+        columns: names or numbers (from 0) of the columns to plot; by default the first six.
         condition: the values to condition on: 1.5,2 or year=1.5,size=2.
-        drop_missing: leave out rows with empty cells, NA, NaN or null.
-        reading: how the file writes its values.
+        drop_missing: drop rows with empty cells, NA, NaN or null.
+        reading: format of the values in the file.
         seed: random seed.
         force: overwrite the output if it exists.
     """

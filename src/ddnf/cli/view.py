@@ -1,4 +1,4 @@
-"""`ddnf view`: a page that shows a fitted flow in motion."""
+"""`ddnf view`: writes an interactive page that shows a fitted flow over time."""
 
 import os
 import sys
@@ -36,17 +36,18 @@ def view(
     no_open: bool = False,
     force: bool = False,
 ) -> None:
-    """Writes a page with a slider that moves a fitted flow through time, and opens it in the browser.
+    """Writes a page that shows a fitted flow with a time slider, and opens it in the browser.
 
     Args:
         model: a file with a density or a posterior.
-        data: the table that a density was fitted to: the page opens on the fit beside its rows.
-        output: the page to write; by default beside the model, ending in .html. An existing page of ours is replaced.
+        data: the table that the density was fitted to; the page then opens at time 1 and also shows these rows.
+        output: the page to write; by default the model's path with the suffix .html. A page that ddnf wrote is
+            replaced.
         condition: the values to condition on: 1.5,2 or year=1.5,size=2.
         columns: names or numbers (from 0) of two or more columns to show; by default the first six.
-        drop_missing: leave out rows with empty cells, NA, NaN or null.
-        reading: how the file writes its values.
-        no_open: only write the page.
+        drop_missing: drop rows with empty cells, NA, NaN or null.
+        reading: format of the values in the file.
+        no_open: do not open the page in the browser.
         force: overwrite the output even if it is not a page written by this command.
     """
     output = model.with_suffix(".html") if output is None else output
@@ -109,12 +110,12 @@ def _rows(model: Posterior | Density, data: Path, reading: Format, drop_missing:
 
 
 def _caption(model: Posterior | Density, data: Path | None) -> str:
-    """What one sees, in a sentence, with the figures of the fit."""
+    """A sentence that explains the picture, and the main figures of the fit."""
     start = "the base" if isinstance(model, Density) and model.base is not None else "a Gaussian"
-    beside = "" if data is None else f", which should lie where the crosses do, the rows of {data.name}"
+    match = "" if data is None else f". They should match the crosses, which are the rows of {data.name}"
     figures = [line.strip() for line in repr(model).splitlines()[1:3]]
     figures = [line[0].upper() + line[1:] for line in figures if line]
-    return ". ".join([f"Points are draws of {start} at time 0 and of the fit at time 1{beside}", *figures]) + "."
+    return ". ".join([f"Points are draws from {start} at time 0, and from the fit at time 1{match}", *figures]) + "."
 
 
 def _unbounded_name(name: str, column: Column) -> str:

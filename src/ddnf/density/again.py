@@ -1,4 +1,4 @@
-"""Small tables: cross-validation decides how long to train, and the last fit has all rows."""
+"""Small tables: cross-validation chooses the number of training steps, and the final fit uses all rows."""
 
 import dataclasses
 
@@ -22,9 +22,9 @@ def fit_again(
     *,
     patience: int,
 ) -> Density:
-    """The fit again, to all rows: with the components and tails of the start.
+    """Repeats the fit with all rows, and with the components and tails of the start.
 
-    The number of steps is the best on held-out rows: those of the fit, and where they are few, other rows in turns.
+    The number of steps is the best on the held-out rows of the first fit, or by cross-validation if these are few.
 
     Args:
         key: random key.

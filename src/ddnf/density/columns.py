@@ -69,7 +69,7 @@ def _number(key, dim: int, names: Sequence[str] | None) -> int:
 
 
 def label(number: int, names: Sequence[str] | None = None) -> str:
-    """How messages call a column.
+    """The name of a column in messages.
 
     Example:
         >>> label(1), label(1, ["a", "b"])
@@ -79,7 +79,7 @@ def label(number: int, names: Sequence[str] | None = None) -> str:
 
 
 def outside(columns: Sequence[Column], x: Float[np.ndarray, "n dim"], names: Sequence[str] | None = None) -> str | None:
-    """Describes the first column with values outside of its support; None if there is none."""
+    """Describes the first column with values outside its support; None if there is none."""
     # An integer n stands for the interval [n, n + 1), so it may lie on the lower end.
     integer = np.array([column.integer for column in columns])
     fine = inside(columns, x + 0.5 * integer).all(axis=0)
@@ -121,7 +121,7 @@ def from_real(columns: Sequence[Column], u: Any) -> Any:
 
 
 def _clip_inside(xp, column, x):
-    """Values that rounding put on an end of the interval, or at infinity, moved to the nearest number inside."""
+    """Moves values that rounding put on an end of the interval or at infinity to the nearest number inside."""
     tiny, kind = np.finfo(x.dtype).tiny, x.dtype.type  # below `tiny`, XLA rounds to zero
     x = xp.clip(x, np.finfo(x.dtype).min, np.finfo(x.dtype).max)  # NaN stays
     if column.low is not None:

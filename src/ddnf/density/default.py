@@ -18,8 +18,8 @@ from ddnf.flows import make
 MANY_COLUMNS = 16
 FEW_ROWS = 5000
 _MANY_ROWS = 10_000
-# Minus the log density of the flow's parameters: that of normal ones with this precision. A flow of a single column
-# learns from its condition alone: with a precision of 100, one fit in three learned nothing but the regression.
+# Precision of a normal prior on the flow's parameters. The flow of a single column only learns from its condition: with
+# a precision of 100, one fit in three learned nothing but the regression.
 _PRECISION, _PRECISION_SINGLE = 100.0, 1.0
 _EPOCHS = 50
 
@@ -37,11 +37,12 @@ def default_flow(
 ) -> AbstractBijection:
     """The flow that `fit_density` uses by default: from a mixture of Gaussians to whitened rows.
 
-    Splines on the columns and the mixture, which are trained with it, already describe a table of few rows: for fewer
-    than 5,000 rows of at most 16 columns it is the identity. Larger tables get two layers of autoregressive splines,
-    wider for more rows and columns; several columns with a condition, on which splines and mixture do not depend, get
-    four, and a single one two, whose knots follow the condition. If one of the settings of a `DDNF` is given, it is a
-    `DDNF` with bounded weights, inverted, so that training needs no inverse. None of these can fold.
+    For fewer than 5,000 rows of at most 16 columns it is the identity: the splines on the columns and the mixture,
+    which are trained with it, suffice for small tables. Larger tables get two layers of autoregressive splines, wider
+    for more rows and columns. With a condition, several columns get four layers, because the column splines and the
+    mixture do not depend on the condition, and a single column gets two layers whose knots depend on it. If a setting
+    of a `DDNF` is given, the flow is an inverted `DDNF` with bounded weights, so that training needs no inverse. None
+    of these flows can fold.
 
     Args:
         key: random key.
@@ -84,9 +85,9 @@ def default_flow(
 
 
 def _splines(key, dim, layers, condition_dim, size):
-    """Autoregressive splines; all of one size share what is not an array, so that a second fit does not compile.
+    """Autoregressive splines; all of one size share their static parts, so that a second fit does not compile.
 
-    FlowJAX's layers hold functions that are made with them, and differ for the compiler although they do the same.
+    FlowJAX creates new functions with each layer, which the compiler treats as different although they are equivalent.
     """
     flow = make("spline-maf", _quick_key(key), dim, layers=layers, condition_dim=condition_dim, size=size)
     known, structure = jax.tree.flatten(_remembered(flow, dim, layers, condition_dim, size))
@@ -102,7 +103,7 @@ _FIRST: dict[tuple, AbstractBijection] = {}  # the first flow of each size
 
 
 def _quick_key(key):
-    """A key of another kind: the initial weights take a second to compile, and with JAX's own kind five."""
+    """A key of another type, with which the initial weights compile in one second instead of five."""
     return jr.wrap_key_data(jnp.asarray(generator(key).integers(2**32, size=4, dtype=np.uint32)), impl="rbg")
 
 

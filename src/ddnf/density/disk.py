@@ -10,7 +10,7 @@ import numpy as np
 
 from ddnf.system.optional import require
 
-# Tables of up to so many bytes, as doubles, are read into memory.
+# Tables of up to this many bytes, as doubles, are read into memory.
 IN_MEMORY = 2**27
 BLOCK = 2**16  # rows of a memory map that are read at once
 LARGEST_BLOCK = 2**28  # bytes of a row group
@@ -18,14 +18,14 @@ LARGEST_BLOCK = 2**28  # bytes of a row group
 
 @dataclasses.dataclass(frozen=True)
 class DiskTable:
-    """A table in files. Nothing but the names, types and number of its rows has been read.
+    """A table in files, of which only the names and types of columns and the number of rows have been read.
 
     Attributes:
         sizes: rows of each block.
         width: number of columns, conditions included.
         load: reads a block: its columns, an array or a dict of arrays; and its conditions, an array or None.
         condition: names of the columns that are conditions, if all are in one dict.
-        is_numeric: whether all columns hold numbers or dates. Other tables have to fit in memory.
+        is_numeric: whether all columns hold numbers or dates. Other tables must fit in memory.
     """
 
     sizes: tuple[int, ...]
@@ -137,7 +137,7 @@ def _in_blocks(count: int, width: int, read: Callable[[slice], tuple[Any, Any]])
 
 
 def parquet_files(path: Path) -> list[Path]:
-    """A Parquet file, or those of a folder and its folders; raises if one is empty or there is none.
+    """A Parquet file, or all Parquet files below a folder; raises if one is empty or there is none.
 
     Example:
         >>> parquet_files(Path("a.parquet"))

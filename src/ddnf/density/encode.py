@@ -1,4 +1,4 @@
-"""Rows and conditions that a fitted density is asked about, as numbers."""
+"""Converts rows and conditions to numbers, for queries of a fitted density."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -54,50 +54,50 @@ def fit_density(
     devices: train.Devices = None,
     progress: bool = True,
 ) -> Density:
-    """Fits a flow to the rows of a table by maximum likelihood, and stops when held-out rows get no likelier.
+    """Fits a flow to the rows of a table by maximum likelihood, with early stopping on held-out rows.
 
-    Bounded columns are mapped to unbounded space (logarithm or logit), integers get uniform noise in each step. Then
-    each column goes through a monotone spline, rows are whitened, and a flow takes them to a mixture of Student's t;
-    with a condition, a linear regression on it comes first. Splines start from quantiles and the mixture from
-    expectation maximization; all is trained together. What is returned is the best on held-out rows, the start
-    included: it is no worse there than a Gaussian or the mixture.
-    Of a table of fewer than 5,000 rows, held-out rows decide how much to train, and a second fit then has all rows;
-    where they are fewer than 70, other rows take turns with them.
-    The flow is trained in the direction from the data to the base, which needs no inverse; `sample` inverts it
-    exactly. A `flow` of your own is fitted to rows that are whitened only.
+    Bounded columns are mapped to unbounded space (logarithm or logit), and integers get uniform noise in each step.
+    Each column is then transformed by a monotone spline, rows are whitened, and a flow maps them to a mixture of
+    Student's t distributions. With a condition, a linear regression on it comes first. Splines start from quantiles
+    and the mixture from expectation maximization; all parts are trained together. The best state on held-out rows is
+    returned, which may be the start, so it is no worse there than a Gaussian or the mixture.
+    For tables with fewer than 5,000 rows, held-out rows choose the number of training steps, and a second fit uses all
+    rows. With fewer than 70 held-out rows, this choice uses cross-validation.
+    The flow is trained in the direction from data to base, which needs no inverse; `sample` inverts it exactly. A
+    custom `flow` is fitted to rows that are only whitened.
 
-    Frames of pandas and polars and dicts of columns may hold text, categories, booleans, dates and times too. Of
-    categories c and numbers x the density is p(c) p(x | c), the first from smoothed counts. Columns of integers, by
-    their type, and dates without a time are integers unless `support` says otherwise. Draws come as the same kind of
+    pandas and polars data frames and dicts of columns may also contain text, categories, booleans, dates and times.
+    For categories c and numbers x, the density is p(c) p(x | c), with p(c) from smoothed counts. Columns of an integer
+    type and dates without a time are integers unless `support` says otherwise. Draws are returned as the same kind of
     table.
 
-    Tied values, columns that are exact linear functions of others and extreme values make likelihoods meaningless or
-    unstable. Each is found per column, warned about, and listed in `issues` of the result.
+    Tied values, columns that are exact linear functions of others, and extreme values make likelihoods meaningless or
+    unstable. They are detected per column, reported as warnings, and listed in the `issues` of the result.
 
     Args:
         key: random key.
-        x: rows: an array (n, dim) of numbers, a frame of pandas or polars, or a dict of columns. Or rows on disk: a
-            .npy or .parquet file, a folder of .parquet files, a memory map of NumPy, or a dataset of PyArrow. Of these,
-            more than 128 MB stay on disk.
-        condition: what the density is conditioned on: (n, condition_dim), a frame, or names of columns of `x`.
-        flow: a bijection from a standard normal to standardized rows, with the condition's `cond_shape`.
-        adaptive: whether columns go through trained splines first, and the flow starts from a mixture;
-            None: with the default flow only.
+        x: the rows: an array (n, dim) of numbers, a pandas or polars data frame, or a dict of columns. Or rows on disk:
+            a .npy or .parquet file, a folder of .parquet files, a NumPy memory map, or a PyArrow dataset. Files larger
+            than 128 MB are not read into memory.
+        condition: what to condition on: an array (n, condition_dim), a frame, or names of columns of `x`.
+        flow: a bijection from a standard normal to standardized rows, with a `cond_shape` that matches the condition.
+        adaptive: whether trained splines transform the columns first, and the flow starts from a mixture. None: only
+            with the default flow.
         components: number of components of the mixture; None to choose it by held-out rows (1 with a condition).
         support: support of the columns: "real", "positive", "unit", "integer", "count" or (low, high); one for all, a
             list, or a dict from column numbers or names.
-        names: of the columns of an array and then of the conditions, for messages and for the result.
-        missing: "raise" or "drop": what to do with rows in which a value is missing.
+        names: names of the columns of an array, then of the conditions, for messages and the result.
+        missing: "raise" or "drop" for rows with missing values.
         validation: rows to hold out for early stopping and for the reported likelihood: a share (of at most 20,000
             rows), or a number of rows.
-        steps: largest number of training steps; None for 2,000 to 5,000, by the number of rows; of some tables with
-            more than 16 columns and few rows, fewer.
+        steps: maximum number of training steps; None for 2,000 to 5,000, depending on the number of rows, and fewer
+            for some tables with more than 16 columns and few rows.
         batch: rows per step.
         learning_rate: peak learning rate of Adam; None for 5e-3, or 2e-3 for the default flow of many columns.
-        patience: stop after so many validations without improvement; there is one every 100 steps or more.
-        checkpoint: folder for checkpoints; a run found there is resumed.
-        devices: "all", a number of devices, or a mesh with one axis, which share the rows of each step; None for JAX's
-            default device. The result is that of one device up to rounding.
+        patience: stop after this many validations without improvement. Validations are at least 100 steps apart.
+        checkpoint: folder for checkpoints; an interrupted run resumes from there.
+        devices: the devices that share the rows of each step: "all", a number, or a mesh with one axis. None for JAX's
+            default device. The result agrees with that of one device up to rounding.
         progress: whether to show a progress bar.
 
     Example:
@@ -153,7 +153,7 @@ def fit_density(
 
 
 class _Disk(NamedTuple):
-    """A table on disk that does not fit in memory; all but the training rows is taken from a sample of it."""
+    """A table on disk that does not fit in memory. Everything but the training rows comes from a sample of it."""
 
     table: DiskTable
     found: Survey
@@ -187,7 +187,7 @@ class _Disk(NamedTuple):
 
 
 def _from_disk(key, x, condition, validation, missing) -> tuple[Any, Any, _Disk | None]:
-    """Rows and conditions in memory; of a large table on disk a sample, and the table."""
+    """Rows and conditions in memory; for a large table on disk, a sample and the table."""
     if not on_disk(x):
         return x, condition, None
     table = x if isinstance(x, DiskTable) else open_rows(x, condition)
@@ -200,7 +200,7 @@ def _from_disk(key, x, condition, validation, missing) -> tuple[Any, Any, _Disk 
 
 
 def _chosen(problem: Problem, begin: Start, result: train.Fit, *, adaptive) -> Density:
-    """The best model on held-out rows, that before training included, with its likelihoods."""
+    """The best model on held-out rows, which may be the model before training, with its likelihoods."""
     initial = problem.losses(begin.model)
     values = result.values[:, 0]  # NaN after a chunk whose result was not finite
     is_better = not adaptive or np.min(values[np.isfinite(values)], initial=np.inf) < initial.mean()
@@ -260,13 +260,14 @@ def _issues_of_fit(log_likelihood: float, folded: float) -> tuple[str, ...]:
     found = []
     if folded:
         found.append(
-            f"The flow folds in {folded:.2g} of the cells on held-out rows: its densities are wrong there. Use more "
-            "steps for each field, flow=Invert(ddnf.DDNF(..., steps=8)), or a guarantee, ddnf.DDNF(..., lipschitz=0.9)."
+            f"A fraction of {folded:.2g} of the flow's cells folds on held-out rows: densities are wrong there. Use "
+            "more steps per field, flow=Invert(ddnf.DDNF(..., steps=8)), or a guarantee, "
+            "flow=Invert(ddnf.DDNF(..., lipschitz=0.9))."
         )
     if not np.isfinite(log_likelihood):
         found.append(
-            "The held-out rows have no finite likelihood: the fit has failed. Look for outliers, lower learning_rate, "
-            "or use float64."
+            "The held-out rows have no finite likelihood, so the fit has failed. Look for outliers, use a smaller "
+            "learning_rate, or use float64."
         )
     return tuple(found)
 

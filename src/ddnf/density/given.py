@@ -32,11 +32,11 @@ _FEWEST_EFFECTIVE = 50
 
 
 class GivenDraws(NamedTuple):
-    """Draws given some columns, and how far to trust them.
+    """Draws given some columns, and their diagnostics.
 
     Attributes:
         draws: a table or array of all columns.
-        effective: effective number of importance draws that the MCMC started from; infinite if draws are exact.
+        effective: effective sample size of the importance draws that the MCMC started from; infinite if exact.
         acceptance: share of the MCMC's moves that were accepted.
     """
 
@@ -75,8 +75,9 @@ def sample_given(
     drawn[:, places] = list(numbers.values())
     if effective < _FEWEST_EFFECTIVE or acceptance < 0.01:
         warnings.warn(
-            f"The draws given {', '.join(map(str, values))} may be wrong: {effective:.0f} of the importance draws "
-            f"count, and {acceptance:.1%} of the moves were accepted. The values given may be far from all rows.",
+            f"The draws given {', '.join(map(str, values))} may be wrong: the importance draws have an effective "
+            f"sample size of {effective:.0f}, and {acceptance:.1%} of the MCMC moves were accepted. The given values "
+            "may be far from all rows.",
             RuntimeWarning,
             stacklevel=3,
         )
@@ -84,7 +85,7 @@ def sample_given(
 
 
 def _chains(rng, density, proposal, known: _Known, given, n):
-    """n chains that start from importance draws, each moved some times; the last state of each."""
+    """The last states of n chains that start from importance draws."""
     rest = [i for i in range(len(density.columns)) if i not in known.places]
 
     def propose(count):
@@ -92,7 +93,7 @@ def _chains(rng, density, proposal, known: _Known, given, n):
         conditional = condition_on(proposal, known.places, a)
         b = conditional.sample(rng)
         codes = None if density.categories is None else density.categories.sample(rng, count, known.levels)
-        # Of a given integer, the noise is drawn in the units of the column.
+        # The noise of a given integer is drawn in the units of its column.
         return (
             _joined(known.places, rest, a, b),
             codes,
@@ -125,14 +126,14 @@ def _chains(rng, density, proposal, known: _Known, given, n):
 class Marginal:
     """The density of some columns of another density, the others integrated out.
 
-    Exact where nothing is left to integrate. Where one or two columns of numbers are left, and neither categories nor
-    integers are asked for, by quadrature; else by importance sampling, the same draws at each call.
+    Exact if nothing is left to integrate. Quadrature integrates over one or two numeric columns if the marginal has
+    neither categories nor integers; otherwise importance sampling does, with the same draws at each call.
 
     Attributes:
         density: the density of all columns.
         columns: places of the columns, in their order here.
-        condition: what the density is conditioned on; None without.
-        proposal: from which the other columns are drawn.
+        condition: the condition of the density; None without.
+        proposal: the distribution that proposes the other columns.
         method: "auto", "quadrature" or "sampling".
     """
 
@@ -237,7 +238,7 @@ def place_of(density: Any, column: Any) -> int:
 
 
 def split_values(density: Any, values: Mapping[Any, Any]) -> tuple[dict[int, float], dict[int, int]]:
-    """Values by column: those of numbers by their place among the numbers, level numbers among the categories."""
+    """Values by column: numbers by their place among the numbers, level numbers by their place among the categories."""
     encoded = {}
     for column, value in values.items():
         place = place_of(density, column)
@@ -297,7 +298,7 @@ def _proposal(density, key, given, levels) -> Proposal:
 
 
 def _filled_rows(density, places, values, noise):
-    """Whole rows in which only the columns at `places` matter, integers with noise."""
+    """Full rows, of which only the columns at `places` are used, integers with noise."""
     rows = np.tile(from_real(density.columns, density.mean), (len(noise), 1))
     integer = np.array([density.columns[i].integer for i in places], float)
     rows[:, places] = values + noise * integer

@@ -1,4 +1,4 @@
-"""Held-out rows: which rows train, and what likelihood to report when held-out rows also chose the parameters."""
+"""Held-out rows: how many, and the likelihood to report if held-out rows also chose the parameters."""
 
 from typing import Any
 
@@ -40,12 +40,12 @@ def part_means(losses: Any) -> Any:
 
 
 def optimism(values: Float[np.ndarray, "choices parts"], sizes: Float[np.ndarray, " parts"]) -> float:
-    """How much better the best choice looks on the held-out rows because these rows made the choice.
+    """The optimism of the best choice on the held-out rows, which arises because the same rows made the choice.
 
     `values` has the mean loss of each part of the held-out rows for each choice (such as the parameters after each
-    chunk of training). For each part, the other parts choose and the part judges: no row judges a choice in which it
-    had a say. The result is that cross-fitted mean loss less the smallest mean loss over all parts. NaN with
-    a single part, or if no choice is finite.
+    chunk of training). For each part, the other parts choose and this part evaluates, so no row evaluates a choice that
+    it took part in. The result is this cross-fitted mean loss minus the smallest mean loss over all parts. NaN with a
+    single part, or if no choice is finite.
 
     Example:
         >>> optimism(np.array([[0.0, 3.0], [2.0, 2.0], [3.0, 0.0]]), np.ones(2))

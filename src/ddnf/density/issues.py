@@ -17,7 +17,7 @@ OUTLIER = 100  # interquartile ranges from the median
 def find_issues(
     rows: Float[np.ndarray, "n dim"], columns: Sequence[Column], names: Sequence[str] | None = None
 ) -> tuple[str, ...]:
-    """What is wrong with the rows of a table, one line per fault with what to do about it.
+    """Problems with the rows of a table, one line per problem with a remedy.
 
     Example:
         >>> from ddnf.density.columns import columns_from
@@ -36,8 +36,8 @@ def find_issues(
     repeated = 1 - len(distinct) / len(some)
     if repeated > REPEATED_SHARE and not any(ties) and not all(column.integer for column in columns):
         ties.append(
-            f"{repeated:.0%} of the rows repeat others: the likelihood of a density has no upper bound there. Drop "
-            "duplicates, or add noise of the size of the rounding."
+            f"{repeated:.0%} of the rows are duplicates: the likelihood of a density has no upper bound there. Drop "
+            "the duplicates, or add noise of the size of the rounding."
         )
     real = to_real(columns, some + 0.5 * np.array([column.integer for column in columns]))[0]
     outliers = [
@@ -61,7 +61,7 @@ def _ties(values: Float[np.ndarray, " n"], label: str, key: str | int) -> str | 
     if counts[top] > 0.2 * len(values):
         return (
             f"{label} has the value {distinct[top]:.6g} in {counts[top] / len(values):.0%} of the rows: the likelihood "
-            "of a density has no upper bound there. Fit the other rows alone, or use the column as a condition."
+            "of a density has no upper bound there. Fit only the other rows, or use the column as a condition."
         )
     gap = float(np.min(np.diff(distinct)))
     return (
@@ -101,7 +101,7 @@ def _outliers(real, values, label: str, column: Column) -> str | None:
     worst = int(np.argmax(distance))
     use_log = column == Column() and (values > 0).all()
     return (
-        f"{label} has {far} values more than {OUTLIER} interquartile ranges from the median, the farthest is "
-        f"{values[worst]:.6g}: they can dominate the fit. Clip or drop them"
+        f"{label} has {far} values more than {OUTLIER} interquartile ranges from the median; the farthest is "
+        f"{values[worst]:.6g}. They can dominate the fit. Clip or drop them"
         + (", or use support='positive' for this column." if use_log else ".")
     )

@@ -22,13 +22,13 @@ from ddnf.training import loop as train
 from ddnf.training.chunk import MeanLoss
 from ddnf.training.devices import map_shared, shared_rows
 
-# Above so many dimensions, covariances are diagonal.
+# Above this many dimensions, covariances are diagonal.
 LARGEST_FULL = 128
 _CHUNK = 512
 
 
 class Model(eqx.Module):
-    """What is trained: a flow, and the mixture that it starts from; None for a standard normal."""
+    """The trained model: a flow, and the mixture that it starts from; None for a standard normal."""
 
     flow: AbstractBijection
     base: Mixture | None = None
@@ -37,8 +37,8 @@ class Model(eqx.Module):
 class NegativeLogLikelihood(MeanLoss):
     """Minus the mean log-likelihood, in standardized space and without the constant of the standardization.
 
-    With a `penalty`, training also minimizes that times half of the sum of squares of the parameters of the first part
-    of the flow, which `start` puts before whitening and splines: small tables would be learned by heart without.
+    With a `penalty`, training also minimizes the penalty times half the sum of squares of the parameters of the first
+    part of the flow, which `start` puts before whitening and splines. Without it, flows overfit small tables.
     """
 
     columns: tuple[Column, ...] = eqx.field(static=True)
@@ -47,7 +47,7 @@ class NegativeLogLikelihood(MeanLoss):
     penalty: float = 0.0
 
     def prepare(self, rows, condition, spread):
-        """Rows as the loss takes them: standardized already, unless integers need new noise in each step."""
+        """Rows in the form that the loss takes: standardized, unless integers need new noise in each step."""
         dtype = jnp.result_type(float)
         if not self._has_integers:
             rows = standardize(np.asarray(self.mean), np.asarray(self.scale), to_real(self.columns, rows)[0])
@@ -77,7 +77,7 @@ class NegativeLogLikelihood(MeanLoss):
         return jnp.concatenate([jnp.mean(losses)[None], part_means(losses)])
 
     def standardize(self, rows, noise):
-        """Prepared rows in standardized space, integers with noise; and the log-determinant of what was left to do."""
+        """Prepared rows in standardized space, integers with noise, and the log-determinant of the remaining map."""
         if not self._has_integers:
             return rows, 0.0
         integer = np.array([column.integer for column in self.columns])
@@ -99,7 +99,7 @@ def standardize(mean, scale, real):
 
 
 def robust_moments(real):
-    """Median and scale of each column, from its quartiles where they are apart; the scale as a diagonal matrix."""
+    """Median and scale of each column, from its quartiles if they differ; the scale as a diagonal matrix."""
     low, median, high = np.quantile(real, [0.25, 0.5, 0.75], axis=0)
     clipped = np.clip(real, *np.quantile(real, [0.01, 0.99], axis=0)).std(axis=0)
     scale = np.maximum((high - low) / 1.349, 0.1 * clipped)
@@ -107,7 +107,7 @@ def robust_moments(real):
 
 
 def moments(real):
-    """Mean and Cholesky factor of the covariance, shrunk towards its diagonal where rows are few."""
+    """Mean and Cholesky factor of the covariance, shrunk towards its diagonal if rows are few."""
     n, dim = real.shape
     covariance = np.atleast_2d(np.cov(real.T))
     share = 1.0 if dim > LARGEST_FULL else min(1.0, 1e-6 + dim / (n + dim) * (n < 10 * dim))
@@ -136,7 +136,7 @@ def log_probs(model: Model, u, condition, mesh: Mesh | None = None):
 
 
 def _log_prob_in_chunks(model: Model, u, condition):
-    """The same inside of a compiled program: 20,000 rows at once would need 500 MB."""
+    """The same inside a compiled program: 20,000 rows at once would need 500 MB."""
     if len(u) <= 2 * _CHUNK:
         return log_prob(model, u, condition)
     count = -(-len(u) // _CHUNK)

@@ -30,12 +30,12 @@ _FOREIGN = {
 
 @dataclasses.dataclass(frozen=True)
 class Format:
-    """How a file writes its values.
+    """The format of the values in a file.
 
     Attributes:
         decimal: decimal mark of numbers: "." or ",".
-        thousands: mark between thousands, such as "," or "'".
-        comment: lines that start with this are left out, such as "#".
+        thousands: thousands separator, such as "," or "'".
+        comment: skip lines that start with this, such as "#".
         encoding: of a text file, such as latin-1; by default UTF-8.
         sheet: name of the sheet of an Excel file; by default the first.
     """
@@ -69,7 +69,7 @@ def text_lines(path: Path, form: Format, moved: Callable[[int], Any] | None = No
     Args:
         path: the file.
         form: how it writes its values.
-        moved: called now and then with the number of bytes read so far.
+        moved: called periodically with the number of bytes read so far.
     """
     try:
         with open(path, "rb") as raw:
@@ -130,7 +130,7 @@ def _cell_text(cell, form: Format) -> str:
 
 
 def _advice(cells: Collection[str]) -> str:
-    """What to do if all of these are numbers or dates in another notation; else nothing.
+    """A remedy if all of these are numbers or dates in another notation; otherwise an empty string.
 
     Example:
         >>> _advice(["1,5"]), _advice(["1,500", "1"])[:38], _advice(["red"])
@@ -165,7 +165,7 @@ class Reader:
         return value is not None
 
     def hint(self) -> tuple[str, str] | None:
-        """A value and what to do, if all of a column's text is numbers or dates in another notation.
+        """A value and a remedy, if all text in a column is numbers or dates in another notation.
 
         Example:
             >>> reader = Reader(Format())

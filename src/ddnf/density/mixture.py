@@ -15,7 +15,7 @@ from scipy.special import gammaln
 from ddnf.flow.random import normal_log_prob, normals
 
 _RUNS, _FEW = 5, 8  # of k-means, for at most so many components
-NORMAL = 1e4  # degrees of freedom that are as good as a Gaussian
+NORMAL = 1e4  # degrees of freedom that are equivalent to a Gaussian
 
 
 class Mixture(eqx.Module):
@@ -134,9 +134,8 @@ def fit_mixture(
 ) -> Components:
     """A mixture by expectation maximization, from k-means.
 
-    Covariances are those of an inverse Wishart prior around the pooled covariance, scaled down to the volume of a
-    component and by `prior`: small where rows lie close to a surface of fewer dimensions. Of a large table, some rows
-    are used.
+    Covariances have an inverse Wishart prior around the pooled covariance, scaled down to the volume of a component and
+    by `prior`, which is small if rows lie close to a lower-dimensional surface. Large tables are subsampled.
 
     Example:
         >>> rng = np.random.default_rng(0)
@@ -152,7 +151,7 @@ def fit_mixture(
 
 
 def with_freedom(mixture: Components, rows: Float[np.ndarray, "n dim"], freedom: float) -> Components:
-    """The mixture with other degrees of freedom: expectation maximization goes on from its components."""
+    """The mixture with other degrees of freedom; expectation maximization continues from its components."""
     return _improved(mixture._replace(freedom=freedom), _some(rows))
 
 
@@ -219,7 +218,7 @@ def _log_joint(rows, mixture: Components):
 
 
 def _spread_out(rng, rows, k):
-    """Centres by k-means; of few centres, the best of several runs: one would often end in a poor optimum."""
+    """Centres by k-means; for few centres the best of several runs, as a single run often ends in a poor optimum."""
     runs = [_k_means(rng, rows, k) for _ in range(_RUNS if k <= _FEW else 1)]
     return min(runs, key=lambda centres: _distances(rows, centres).min(axis=1).sum())
 
@@ -245,5 +244,5 @@ def _nearest(rows, centres):
 
 
 def _distances(rows, centres):
-    """Squares of the distances, less those of the rows from zero."""
+    """Squared distances, minus the squared norms of the rows."""
     return (centres**2).sum(axis=1) - 2 * rows @ centres.T

@@ -1,4 +1,4 @@
-"""A picture of a fit: pairs of columns, the table beside draws."""
+"""A picture of a fit: pairs of columns of the table and of draws."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -69,7 +69,7 @@ def _draw(axes, density, rows, across, down):
 
 
 def _limits(rows, place):
-    """Nearly all of the table and of the draws, with a margin: a far draw must not shrink the rest."""
+    """Axis limits that hold nearly all of the table and draws, so that distant draws do not shrink the rest."""
     ends = np.array([np.quantile(values[:, place], [0.005, 0.995]) for values in rows.values()])
     low, high = ends[:, 0].min(), ends[:, 1].max()
     margin = 0.08 * (high - low) or 0.5

@@ -1,4 +1,4 @@
-"""From a table as users pass it to what is fitted: rows of numbers, conditions, level numbers of categories."""
+"""Converts a user's table to the inputs of a fit: rows of numbers, conditions, and level numbers of categories."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -22,7 +22,7 @@ class Prepared(NamedTuple):
         columns: support of each column of numbers.
         names: of all columns and then of the conditions, where they are known.
         schema: what the columns are; None for arrays.
-        dropped: number of rows left out because a value was missing.
+        dropped: number of rows dropped because of missing values.
     """
 
     rows: Float[np.ndarray, "n dim"]
@@ -154,7 +154,7 @@ def _of_schema(schema: Schema, values: np.ndarray, support: Support, dropped: in
 
 
 def _with_types(support: Support, fields: Sequence[Field], values: np.ndarray) -> Any:
-    """The user's support, and integers where the type of a column says so and the user says nothing."""
+    """The user's support, and "integer" for columns of an integer type without one."""
     if support is not None and not isinstance(support, Mapping):
         return support
     known = dict(support or {})

@@ -1,4 +1,4 @@
-"""What a fit works on: a table split in rows that train and held-out rows, and the schedule of training."""
+"""The inputs of a fit: a table split into training and held-out rows, and the schedule of training."""
 
 from typing import Any, NamedTuple
 
@@ -54,7 +54,7 @@ class Schedule(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """A table split in rows that train and held-out rows, in all the forms that a fit needs."""
+    """A table split into training and held-out rows, in all the forms that a fit needs."""
 
     table: Prepared
     order: np.ndarray  # numbers of rows: those held out, and then those that train
@@ -70,9 +70,9 @@ class Problem(NamedTuple):
     every_row: tuple | None = None  # for a second fit: all rows in the form of `training`
 
     def filled(self) -> "Problem":
-        """The problem with training rows that are as many as all rows, the first of them twice.
+        """The problem with as many training rows as all rows, by repeating the first of them.
 
-        A second fit, to all rows, then has the same shapes and compiles nothing.
+        A second fit to all rows then has the same shapes and compiles nothing.
         """
         count = len(self.standard)
         again = np.arange(count + len(self.u)) % count
@@ -129,9 +129,10 @@ def split_table(key, table: Prepared, held: int, *, adaptive: bool, penalty: flo
 
 
 def _with_every_level(order, codes, held):
-    """The order with a row of each value of some columns among those trained on.
+    """An order in which training rows include each value of some columns.
 
-    A level that only held-out rows have would be impossible, a column that is constant in training rows has no scale.
+    A level that only occurs in held-out rows would be impossible, and a column that is constant in training rows has no
+    scale.
     """
     if not codes.shape[1]:
         return order

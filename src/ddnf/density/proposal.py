@@ -11,7 +11,7 @@ from ddnf.density import likelihood
 from ddnf.density.mixture import fit_mixture
 
 DRAWS = 4000
-_BROADER = 1.5  # covariances of the proposal beside those of the draws
+_BROADER = 1.5  # covariances of the proposal, relative to the covariances of the draws
 _WIDE_SHARE, _WIDE = 0.1, 9.0  # weight and covariance of a component that covers all of it
 
 

@@ -1,4 +1,4 @@
-"""What one asks of a density, by its draws: the probability of a box, ranks of outliers, calibration."""
+"""Queries of a density from its draws: the probability of a box, ranks for outliers, calibration."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -19,7 +19,7 @@ class Estimate(NamedTuple):
 
 
 class Calibration(NamedTuple):
-    """How often rows lie in the central intervals of a density, beside how often they should.
+    """How often rows lie in the central intervals of a density, compared with the nominal probabilities.
 
     Attributes:
         levels: probabilities of the intervals.
@@ -39,7 +39,7 @@ def probability(density: Any, key: PRNGKeyArray, box: Mapping[Any, Any], n: int,
     for column, wanted in box.items():
         inside &= _is_in(density, draws, place_of(density, column), wanted)
     share = float(inside.mean())
-    # With no draw inside, or all, the error is that of one draw.
+    # If no draw or all draws are inside, the error is that of one draw.
     return Estimate(share, float(np.sqrt(max(share * (1 - share), 1 / n) / n)))
 
 
@@ -80,7 +80,7 @@ def rank(density: Any, key: PRNGKeyArray, x: Any, condition: Any = None, *, n: i
 
 
 def pit(density: Any, key: PRNGKeyArray, x: Any, condition: Any = None, *, n: int) -> Float[np.ndarray, "rows numbers"]:
-    """Where each value lies among n draws given its condition, from 0 to 1; see `Density.pit`."""
+    """The position of each value among n draws given its condition, from 0 to 1; see `Density.pit`."""
     check_count(n=n)
     numbers, _, _ = encode_rows(density.schema, density.dim, x, condition)
     numbers = np.asarray(numbers, float).reshape(-1, len(density.columns))

@@ -1,4 +1,4 @@
-"""Columns less what a linear regression on the conditions predicts, in units of the deviation that it predicts."""
+"""Standardized residuals of a linear regression of the columns, and of their scales, on the conditions."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ import numpy as np
 from flowjax.bijections import AbstractBijection
 from jaxtyping import Array, Float
 
-_WIDEST = 4.0  # bound of the logarithm of a predicted deviation: a condition far from all others stays sensible
+_WIDEST = 4.0  # bound of the log of a predicted standard deviation, for conditions far from all others
 _CLIP = 10.0  # standard units; values farther out do not count more
 _LOG_CHI_SQUARE = -1.2704  # mean of the log of the square of a standard normal number
 
@@ -83,7 +83,7 @@ def fit_regression(
 
 
 def _ridge(y, given, strength):
-    """Constant and weights of a linear regression; the penalty is that of so many rows."""
+    """Constant and weights of a ridge regression, with a penalty equivalent to `strength` standardized rows."""
     mean, centre = y.mean(axis=0), given.mean(axis=0)
     c = given - centre
     weights = np.linalg.solve(c.T @ c + strength * np.eye(c.shape[1]), c.T @ (y - mean)).T

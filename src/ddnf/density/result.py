@@ -43,23 +43,24 @@ class Density:
         mean, scale: of the rows in unbounded space; `scale` is a triangular matrix.
         condition_mean, condition_scale: of the conditions; None without.
         log_likelihood: mean log-likelihood of held-out rows. Held-out rows also decide when training stops; the value
-            is cross-fitted, so that no row judges a decision in which it had a say (`ddnf.density.holdout`).
+            is cross-fitted, so that no row evaluates a decision that it took part in (`ddnf.density.holdout`).
         train_log_likelihood: mean log-likelihood of the training rows.
         losses, values: negative log-likelihood in training (with the penalty of large parameters, where there is one)
             and on the held-out rows after each chunk of training.
         seconds: wall time of each chunk of training; the first includes compilation.
         names: of the columns and then of the conditions, where they are known.
-        issues: what is wrong with the table or the fit, each with what to do; empty if nothing was found.
+        issues: problems with the table or the fit, each with a remedy; empty if none was found.
         log_likelihood_error: standard error of `log_likelihood`.
-        train_rows, held_out_rows: number of rows of each.
-        has_all_rows: whether the model was fitted again to all rows after held-out rows had decided how. The
-            likelihoods of held-out rows are those of the fit before.
-        base: the mixture that the flow starts from, of Gaussians or Student's t; None for a standard normal.
-        is_trained: False if training did not make held-out rows likelier: then this is the mixture before training.
-        schema: what the columns of the table are; None for arrays. `columns`, `mean`, `scale` and the flow are of its
-            columns of numbers only, conditioned on the levels of its categories.
-        categories: the probability of the categories; None without.
-        dropped_rows: number of rows that were left out because a value was missing.
+        train_rows, held_out_rows: number of training and held-out rows.
+        has_all_rows: whether the model was refitted to all rows after held-out rows had chosen the settings. The
+            reported held-out likelihood is that of the first fit.
+        base: the mixture of Gaussians or Student's t that the flow starts from; None for a standard normal.
+        is_trained: False if training did not improve the likelihood of held-out rows; this is then the mixture before
+            training.
+        schema: the columns of the table; None for arrays. `columns`, `mean`, `scale` and the flow only cover its
+            numeric columns, conditioned on the levels of its categories.
+        categories: the probability of the categories; None if there are none.
+        dropped_rows: number of rows that were dropped because of missing values.
     """
 
     flow: AbstractBijection
@@ -143,11 +144,11 @@ class Density:
         return supports
 
     def log_prob(self, x: Any, condition: Any = None, *, devices: Devices = None) -> Float[Array, "*batch"]:
-        """The exact log density at rows (..., dim), or at the rows of a table; -inf outside of the support.
+        """The exact log density at rows (..., dim), or at the rows of a table; -inf outside the support.
 
-        With integer columns it is the log probability of the integers, the density integrated over the unit interval
-        of each by 64 points: an estimate, the same at each call. Categories count by their probability.
-        `devices` share the rows: "all", a number of them, or a mesh with one axis.
+        With integer columns, it is the log probability of the integers: the integral of the density over their unit
+        intervals, estimated with 64 fixed points. Categories contribute their probability. `devices` shares the rows:
+        "all", a number, or a mesh with one axis.
         """
         numbers, codes, given = encode_rows(self.schema, self.dim, x, condition)
         shape = numbers.shape[:-1]
@@ -169,8 +170,8 @@ class Density:
     def sample(self, key: PRNGKeyArray, n: int | None = None, condition: Any = None, *, devices: Devices = None) -> Any:
         """n draws; with a condition (c,) n draws given it, with conditions (n, c) one draw for each.
 
-        An array (n, dim); or a table of the kind that was fitted, with its names and types. `devices` share the draws
-        if n is a multiple of their number: "all", a number of them, or a mesh with one axis.
+        Returns an array (n, dim), or the same kind of table as was fitted, with its names and types. `devices` shares
+        the draws if n is a multiple of their number: "all", a number, or a mesh with one axis.
         """
         given = encode_condition(self.schema, condition)
         if n is None:
@@ -208,18 +209,19 @@ class Density:
 
         Args:
             columns: names or numbers of columns.
-            condition: what the density is conditioned on, where it is.
-            method: "quadrature" over one or two columns of numbers, "sampling", or "auto": the first where it can.
+            condition: the condition, if the density has one.
+            method: "quadrature" over one or two numeric columns, "sampling", or "auto" for quadrature if possible.
         """
         from ddnf.density import given
 
         return given.marginal(self, columns, condition, method=method)
 
     def sample_given(self, values: Mapping[Any, Any], key: PRNGKeyArray, n: int, condition: Any = None) -> Any:
-        """n draws of all columns given values of some, such as {"a": 1.0}; warns if they cannot be trusted.
+        """n draws of all columns given the values of some, such as {"a": 1.0}; warns if they cannot be trusted.
 
-        Exact if only categories are given. Else importance draws from a mixture of Gaussians that was fitted to draws
-        of the density start one MCMC chain for each draw; `ddnf.density.given.sample_given` has the diagnosis.
+        The draws are exact if only categories are given. Otherwise, one MCMC chain per draw starts from an importance
+        draw from a mixture of Gaussians, which is fitted to draws of the density. `ddnf.density.given.sample_given`
+        also returns diagnostics.
         """
         from ddnf.density import given
 
@@ -228,13 +230,13 @@ class Density:
     def probability(
         self, box: Mapping[Any, Any], key: PRNGKeyArray, n: int = 100_000, condition: Any = None
     ) -> "queries.Estimate":
-        """The probability of a box, such as {"a": (0, 1), "b": (None, 5), "kind": ["x", "y"]}, with standard error."""
+        """The probability of a box, such as {"a": (0, 1), "b": (None, 5), "kind": ["x", "y"]}, and its error."""
         from ddnf.density import queries
 
         return queries.probability(self, key, box, n, condition)
 
     def rank(self, x: Any, key: PRNGKeyArray, condition: Any = None, *, n: int = 1000) -> Float[np.ndarray, "*batch"]:
-        """For each row the share of n draws that are less likely: near 0 for outliers."""
+        """For each row, the share of n draws that are less likely than the row; near 0 for outliers."""
         from ddnf.density import queries
 
         return queries.rank(self, key, x, condition, n=n)
@@ -242,16 +244,16 @@ class Density:
     def pit(
         self, x: Any, key: PRNGKeyArray, condition: Any = None, *, n: int = 200
     ) -> Float[np.ndarray, "rows numbers"]:
-        """Probability integral transform: where each number lies among n draws given its condition.
+        """Probability integral transform: the position of each number among n draws given its condition.
 
-        Uniform from 0 to 1 for each column if the density is right.
+        If the density is correct, the values of each column are uniform from 0 to 1.
         """
         from ddnf.density import queries
 
         return queries.pit(self, key, x, condition, n=n)
 
     def calibration(self, x: Any, key: PRNGKeyArray, condition: Any = None, *, n: int = 200) -> "queries.Calibration":
-        """How often rows that were not fitted lie in central intervals, and a test of their PIT values."""
+        """How often held-out rows lie in central intervals, and a test of their PIT values."""
         from ddnf.density import queries
 
         return queries.calibration(self, key, x, condition, n=n)
@@ -264,26 +266,26 @@ class Density:
         columns: Sequence[str | int] | None = None,
         condition: Any = None,
     ) -> Any:
-        """A matplotlib figure of pairs of columns: the rows of a table beside draws.
+        """A Matplotlib figure of pairs of columns: the rows of a table together with draws.
 
         Args:
             key: random key of the draws.
-            table: rows to show beside the draws; None for draws alone.
+            table: rows to compare with the draws; None to show only draws.
             columns: names or numbers of columns; None for the first six.
-            condition: what the density is conditioned on, where it is.
+            condition: the condition, if the density has one.
         """
         from ddnf.density import plots
 
         return plots.plot_pairs(self, key, table, columns=columns, condition=condition)
 
     def save(self, path: str | PathLike, *, overwrite: bool = False) -> None:
-        """Writes the fit to one file; see `ddnf.load`. Replaces a model; any other file only with `overwrite`."""
+        """Writes the fit to one file; see `ddnf.load`. Replaces a model, and any other file only with `overwrite`."""
         from ddnf.storage.models import save
 
         save(path, self, overwrite=overwrite)
 
     def __getstate__(self) -> dict[str, Any]:
-        """For pickle and copies: a flow is described as in a file, as layers of FlowJAX hold functions of their own."""
+        """For pickle and copies: describes the flow as in a file, because FlowJAX's layers contain local functions."""
         from ddnf.storage.description import describe
         from ddnf.storage.file import pack
 

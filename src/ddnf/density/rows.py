@@ -1,4 +1,4 @@
-"""Tables as users pass them: converted to rows of numbers, or refused in one clear line."""
+"""Converts users' tables to rows of numbers, or raises a clear one-line error."""
 
 from collections.abc import Sequence
 from typing import Any

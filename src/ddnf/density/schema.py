@@ -1,4 +1,4 @@
-"""What the columns of a user's table hold, and the same columns as numbers.
+"""The contents of the columns of a user's table, and their conversion to numbers.
 
 Numbers stay as they are. Text, categories and booleans become the number of their level, dates days since 1970, times
 and durations seconds.
@@ -79,7 +79,7 @@ class Schema(NamedTuple):
 
 
 def field_of(name: str, raw: Raw) -> Field:
-    """What a column holds; raises if it is nothing that can be modelled.
+    """The kind of values in a column; raises if they cannot be modelled.
 
     Example:
         >>> field_of("size", Raw(np.array(["s", "l", "s"], object), "str"))

@@ -1,4 +1,4 @@
-"""Columns to normal ones, each by a monotone rational-quadratic spline that starts from quantiles of the data."""
+"""Maps columns to nearly normal ones, each by a monotone rational-quadratic spline that starts from data quantiles."""
 
 import equinox as eqx
 import jax
@@ -21,8 +21,8 @@ class ColumnSplines(AbstractBijection):
 
         y = y_k + h (s t^2 + d_k t (1 - t)) / (s + (d_k + d_(k+1) - 2 s) t (1 - t)).
 
-    Outside of the knots the map continues with the slope of its end. Widths, heights and slopes are exponentials of the
-    parameters, so that the map is increasing whatever training does. Columns in `heavy` go through asinh first.
+    Outside the knots, the map is linear with the slope at its end. Widths, heights and slopes are exponentials of the
+    parameters, so that the map is always increasing. Columns in `heavy` are first transformed by asinh.
 
     Args:
         dim: number of columns.
@@ -110,7 +110,7 @@ def fit_splines(u: Float[np.ndarray, "n dim"], *, bins: int | None = None) -> Co
     end = min(END, -ndtri(1.5 / (len(u) + 1)))
     values = _spaced(bins, end)
     knots = np.quantile(u, ndtr(values), axis=0).T
-    # Ties have bins of no width: the slope stays below a bound, which is far above that of any smooth column.
+    # Ties give bins of zero width. The bound on slopes is far above the slope of any smooth column.
     heights = np.diff(values)
     widths = np.maximum(np.diff(knots, axis=1), heights / _STEEPEST)
     log_slopes = np.log(heights / widths)
@@ -172,7 +172,7 @@ def _from_zero(sizes):
 def _bin(value, edges, knots, values, slopes):
     """Ends (x0, x1, y0, y1) and slopes (d0, d1) of the bin in which each value lies.
 
-    By a product with one-hot rows: its gradient is a product too, where that of an index would be a scatter.
+    Uses a product with one-hot rows, whose gradient is also a product; the gradient of indexing would be a scatter.
     """
     place = jnp.sum(value[:, None] >= edges[:, 1:-1], axis=1)
     row = jax.nn.one_hot(place, edges.shape[1] - 1, dtype=edges.dtype)

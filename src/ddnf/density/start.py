@@ -18,10 +18,10 @@ PRIORS = (0.3, 0.1, 0.03, 0.01, 0.003)  # scales of the prior to try, besides 1
 FREEDOMS = (30.0, 8.0, 3.0)  # degrees of freedom to try, besides Gaussians
 _BONUS = 1.0  # of tails, in the log density of all held-out rows together
 _FEWEST_ROWS = 10  # per component
-_FEWEST_JUDGED, _MOST_FOLDS = 70, 10  # rows that judge candidates: of fewer held-out rows, there are several folds
+_FEWEST_JUDGED, _MOST_FOLDS = 70, 10  # rows that evaluate candidates; with fewer held-out rows, there are several folds
 _LARGEST = 500_000  # entries of all precision matrices
-MOST_ROWS = 200_000  # of a larger table, so many rows are enough for quantiles, covariances and mixtures
-_CLIP = 10.0  # standard deviations; values farther out do not count for covariances
+MOST_ROWS = 200_000  # rows that suffice for the quantiles, covariances and mixtures of a larger table
+_CLIP = 10.0  # standard deviations; covariances ignore values farther out
 
 
 class Choice(NamedTuple):
@@ -58,11 +58,11 @@ def start(
 ) -> Start:
     """The best of some cheap models on held-out rows, with a flow between the whitened rows and the mixture.
 
-    Columns go through splines that start as the identity, or from the quantiles of the training rows; with a condition,
-    after a linear regression of the columns, or of the columns and their deviations, or none. All are tried with few
-    Gaussians, and with weaker priors of their covariances; with the best, more of them are tried as long as held-out
-    rows get likelier, and then components with heavier tails. Where held-out rows are few, candidates are judged by
-    cross-validation: the rest takes turns with them.
+    The column splines start as the identity or from the quantiles of the training rows. With a condition, they may
+    follow a linear regression of the columns, or of the columns and their standard deviations. All combinations are
+    tried with few Gaussians and with weaker priors of their covariances. For the best combination, more components are
+    tried as long as the likelihood of held-out rows increases, and then components with heavier tails. With few
+    held-out rows, candidates are evaluated by cross-validation.
 
     Args:
         rng: random numbers.
@@ -88,7 +88,7 @@ def start(
     if size > max(sizes[:3]):  # few components preferred this space: do many?
         tried += [found for space in spaces if space is not best[0] for found in space.candidates(rng, size)]
         best = max(tried, key=_value)
-    # Gaussians could lose infinitely much on a far row, and a few held-out rows have none: tails have a bonus.
+    # A Gaussian can lose arbitrarily much on an outlier, and few held-out rows may have none: heavy tails get a bonus.
     bonus = _BONUS / len(best[2])
     for freedom in FREEDOMS:
         candidate = best[0].with_freedom(best[1], freedom)
@@ -112,10 +112,10 @@ def start_again(
 
 
 def folds(rows: Float[np.ndarray, "n dim"], held: int) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Row numbers to train on and to judge, in turns: the last `held` rows judge first, then others.
+    """Row numbers of the training and evaluation rows of each fold; the first fold evaluates on the last `held` rows.
 
-    There are as many turns as it takes for 70 rows to judge, at most 10. A turn in which a column that trains would be
-    constant is left out.
+    There are as many folds as needed for 70 evaluation rows, at most 10. Folds in which a column of the training rows
+    would be constant are skipped.
 
     Example:
         >>> [judged.tolist() for _, judged in folds(np.arange(5.0)[:, None], 2)]
@@ -129,7 +129,7 @@ def folds(rows: Float[np.ndarray, "n dim"], held: int) -> list[tuple[np.ndarray,
 
 
 def _folds(rows, held_out, given):
-    """Rows to train on, rows to judge, and the conditions of both."""
+    """Training rows, evaluation rows, and the conditions of both."""
     every = np.concatenate([rows, held_out])
     known = None if given is None else np.concatenate(given)
     for trained, judged in folds(every, len(held_out)):
@@ -157,7 +157,7 @@ def _candidate_splits(rows, held_out, given) -> list["_Split"]:
 
 
 class _Split:
-    """Rows to train on and to judge, after regression, splines and whitening."""
+    """Training and evaluation rows, after regression, splines and whitening."""
 
     def __init__(self, regression, splines, rows, held_out, log_det):
         mapped, _ = map_rows(splines, rows)
@@ -184,9 +184,9 @@ class _Space:
         self.splits = splits
 
     def candidates(self, rng, size) -> Iterable["_Candidate"]:
-        """Mixtures of one size, with weaker priors as long as held-out rows get likelier by two standard errors.
+        """Mixtures of one size, with weaker priors as long as the held-out likelihood rises by two standard errors.
 
-        A few held-out rows would often prefer components that are too narrow.
+        Without this margin, few held-out rows would often choose components that are too narrow.
         """
         best = self._fitted(rng, size, 1.0)
         yield best

@@ -1,7 +1,7 @@
-"""Rows on disk in training: one pass that checks and samples them, and then a shuffled stream.
+"""Training on rows on disk: one pass checks and samples them, and then a stream shuffles them.
 
-In each epoch blocks of rows are put in random order, some of them at a time are in memory, and the rows of these are
-shuffled. Memory is bounded by the size of such a window, whatever the size of the files.
+In each epoch, blocks of rows are read in random order. A window of a few blocks is in memory at a time, and its rows
+are shuffled. The window bounds the memory, whatever the size of the files.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ WINDOW = 2**27  # bytes of rows in memory, as they are trained with
 
 
 class Survey(NamedTuple):
-    """What one pass over a table finds.
+    """The result of one pass over a table.
 
     Attributes:
         x, condition: some of the rows, drawn at random without replacement and in random order.
@@ -112,7 +112,7 @@ class ShuffledRows:
         read: from the number of a block to its training rows, NumPy arrays with a common leading axis.
         counts: training rows of each block.
         width: bytes of a row.
-        mark: arrays that tell these rows from others.
+        mark: arrays that identify these rows.
 
     Example:
         >>> rows = ShuffledRows(0, lambda block: np.arange(3) + 3 * block, np.array([3, 3]), 8, None)

@@ -50,7 +50,7 @@ class Table:
         return np.stack(values, axis=1).astype(float)
 
     def read_columns(self, numbers: list[int], *, missing: str = "raise", progress: bool = False) -> list[np.ndarray]:
-        """The columns with these numbers; rows with missing values are refused ("raise"), left out ("drop") or kept."""
+        """The columns with these numbers; rows with missing values raise an error ("raise"), are dropped or kept."""
         values = self.load(numbers, progress)
         if not len(values[0]):
             raise ValueError(f"Expected rows of numbers in {str(self.path)!r}; got none.")
@@ -185,7 +185,7 @@ def _check_names(path: Path, names: Sequence[str]) -> None:
 
 
 def _check_header(path: Path, names: Sequence[str], columns: Sequence[np.ndarray], form: Format) -> None:
-    """Raises if the first line is a row: its numbers are above numbers, and its text occurs below it too."""
+    """Raises if the first line is a row: its numbers are above numbers, and its text also occurs further down."""
     is_number = [form.number(name) is not None for name in names]
     fits = [
         column.dtype.kind == "f" if number else column.dtype.kind == "O" and name in column
@@ -236,7 +236,7 @@ def _all_floats(columns: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def _as_floats(column: np.ndarray) -> np.ndarray:
-    """A file is read the same whatever the type of its numbers."""
+    """Numeric columns of any type as floats, so that all are read in the same way."""
     return column.astype(float) if column.dtype.kind in "iuf" else column
 
 

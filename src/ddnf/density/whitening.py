@@ -1,4 +1,4 @@
-"""A fixed triangular map that whitens rows: it can be pickled and described, and needs no solve in training."""
+"""A fixed triangular map that whitens rows. It can be pickled and saved, and needs no solve in training."""
 
 import equinox as eqx
 import jax.numpy as jnp

@@ -1,9 +1,9 @@
 """Whole batches through a bijection, with the batch in the minor axis of memory.
 
-`jax.vmap` of a flow is correct in any order with `jit` and `grad`, but carries the batch in the *first* axis, which for
-points of few dimensions takes up to twice as long as the batch in the *last*. The functions here take a batch
-``(n, dim)`` through any bijection in the fastest way it offers: a `BatchedBijection` has methods of its own, chains and
-inverses go part by part, anything else is mapped by `vmap`.
+`jax.vmap` of a flow is correct in any order with `jit` and `grad`, but puts the batch in the *first* axis. For points
+of few dimensions, this takes up to twice as long as a batch in the *last* axis. The functions here apply any bijection
+to a batch ``(n, dim)`` in the fastest available way: a `BatchedBijection` has its own methods, chains and inverses are
+applied part by part, and all others are mapped by `vmap`.
 """
 
 from abc import abstractmethod
@@ -21,9 +21,9 @@ from ddnf.flow.linalg import inverse
 Batch = tuple[Float[Array, "n dim"], Float[Array, " n"]]
 BatchWithScore = tuple[Float[Array, "n dim"], Float[Array, " n"], Float[Array, "n dim"]]
 
-# Bijections with a constant Jacobian, whose inverse costs little.
+# Bijections with a constant Jacobian, whose inverse is cheap.
 _AFFINE = (Affine, Identity, Loc, Scale, TriangularAffine)
-# Up to this dimension the Jacobian of an unknown bijection, and its inverse, cost little.
+# Up to this dimension, the Jacobian of an unknown bijection and its inverse are cheap.
 _LARGEST_JACOBIAN = 8
 
 
@@ -52,7 +52,7 @@ class BatchedBijection(AbstractBijection):
 def transform_and_log_det(
     bijection: AbstractBijection, x: Float[Array, "n dim"], condition: Array | None = None
 ) -> Batch:
-    """Every row of x through a bijection, with its log-determinant.
+    """The image of every row of x under a bijection, with its log-determinant.
 
     Example:
         >>> import jax.numpy as jnp
@@ -73,7 +73,7 @@ def transform_and_log_det(
 def transform(
     bijection: AbstractBijection, x: Float[Array, "n dim"], condition: Array | None = None
 ) -> Float[Array, "n dim"]:
-    """Every row of x through a bijection, without log-determinants: half the work where gradients are taken.
+    """The image of every row of x under a bijection, without log-determinants. This halves the work of gradients.
 
     Example:
         >>> import jax.numpy as jnp
@@ -93,7 +93,7 @@ def transform(
 def inverse_and_log_det(
     bijection: AbstractBijection, y: Float[Array, "n dim"], condition: Array | None = None
 ) -> Batch:
-    """Every row of y back through a bijection, with the log-determinant of the inverse.
+    """The preimage of every row of y under a bijection, with the log-determinant of the inverse.
 
     Example:
         >>> import jax.numpy as jnp
@@ -113,9 +113,9 @@ def inverse_and_log_det(
 def transform_with_score(
     bijection: AbstractBijection, x: Float[Array, "n dim"], score: Float[Array, "n dim"], condition: Array | None = None
 ) -> BatchWithScore:
-    """Every row of x and the gradient of a log density there, carried through a bijection.
+    """The image of every row of x under a bijection, with the transformed gradient of a log density.
 
-    The score of the carried density is J^-T (score - grad log det). With it, path-derivative gradients need no inverse.
+    The score of the transformed density is J^-T (score - grad log det). With it, path gradients need no inverse.
 
     Example:
         >>> import jax.numpy as jnp
@@ -153,8 +153,8 @@ def carries_score(bijection: AbstractBijection) -> bool:
 def run_lanes(function: Callable, points: PyTree, *, chunk: int) -> PyTree:
     """``function(points)`` with the first axis of each point moved to the last, and back again in the result.
 
-    On a CPU no more than `chunk` points are computed at a time: what they need should stay in the caches, and
-    iterations last as long as the slowest of the points. On other devices the batch stays in one piece.
+    On a CPU, at most `chunk` points are computed at a time, so that their data stay in the caches, and because
+    iterations run until the slowest point has converged. On other devices, the batch is not split.
     """
     lanes = jax.tree.map(lambda p: jnp.moveaxis(p, 0, -1), points)
     size = jax.tree.leaves(lanes)[0].shape[-1]

@@ -22,19 +22,19 @@ from ddnf.system.checks import check_count, check_key
 Inversion = Literal["exact", "reverse"]
 Recompute = Literal["cells", "segments", "nothing"]
 
-# On a CPU, up to which rank of the field how many points are computed at a time: as many as have their small matrices
-# in the nearest caches.
+# On a CPU: (rank of the field, number of points computed at a time), such that the small matrices of all points fit
+# into the nearest caches.
 _CHUNKS = ((3, 1024), (16, 256), (32, 128), (math.inf, 32))
-# Newton iterations last as long as the slowest point of a chunk.
+# Newton iterations run until the slowest point of a chunk has converged.
 _LARGEST_INVERSE_CHUNK = 512
 
 
 class Path(eqx.Module):
-    """What happened in each cell on the way of one point through the flow.
+    """The path of one point through the cells of a flow.
 
     Attributes:
-        points: where each cell began.
-        velocities: the field there.
+        points: the point before each cell.
+        velocities: the velocity at these points.
         log_dets: the log-determinant of each cell, by the flow's rule.
     """
 
@@ -55,21 +55,21 @@ class DDNF(BatchedBijection):
         blocks: K, the number of fields.
         steps: T, the number of steps through each field.
         hidden: widths of each field's hidden layers; one narrow layer keeps log-determinants cheap.
-        condition_dim: dimension of the condition; None for a flow without.
+        condition_dim: dimension of the condition; None for an unconditional flow.
         activation: "tanh", "softplus", "swish", "gelu" or "sin".
         context_rank: rank of the condition's update of the weights, on top of its shift and scale.
-        output_scale: size of the velocities at the start; small keeps the flow near the identity.
+        output_scale: size of the initial velocities; a small value keeps the flow near the identity.
         field: a function key -> field to use instead of an `MLPField`. A field is any callable
             ``(z, condition) -> v``; one with parameters is an Equinox module, and is stacked K times.
         solver: `euler` (the paper's), `midpoint`, `rk4`, or any function ``(velocity, z, dt) -> z_next``.
         log_det: `Exact`, `Taylor`, `PrintedTaylor`, `Divergence`, `Unbiased`, or your own `LogDet`.
-        inverse: "exact" (Newton's method in each cell; NaN and a warning where it finds none) or "reverse" (the
-            paper's: the same flow with -v, which inverts up to an error of O(dt)).
-        lipschitz: a number below 1 *guarantees* a diffeomorphism: where the spectral bound of a step exceeds
-            it, the field is slowed down to it. For `MLPField` and the solvers of this library.
-        recompute: what the backward pass computes again instead of storing it: "cells" (stores one point for
-            each cell; also the fastest), "segments" (stores one point for each block and
-            O(steps^(1/3)) within one, for very many steps), or "nothing".
+        inverse: "exact" (Newton's method in each cell; returns NaN and warns if it does not converge) or "reverse"
+            (the paper's: the same flow with -v, which has an error of O(dt)).
+        lipschitz: a number below 1 *guarantees* a diffeomorphism: if the spectral bound of a step exceeds it, the
+            field is scaled down. Supported for `MLPField` and the solvers of this library.
+        recompute: what the backward pass recomputes instead of storing: "cells" (stores one point per cell; also the
+            fastest), "segments" (stores one point per block and O(steps^(1/3)) within a block, for very many steps),
+            or "nothing".
 
     Example:
         >>> import jax, jax.numpy as jnp, jax.random as jr
@@ -156,7 +156,7 @@ class DDNF(BatchedBijection):
         return self._on_point(self._inverse_pass, condition, y)
 
     def reverse_and_log_det(self, y: Array, condition: Array | None = None) -> tuple[Array, Array]:
-        """The paper's inverse whatever `inverse` says: the flow with -v, and its own log-determinant."""
+        """The paper's inverse, whatever the `inverse` of this flow: the flow with -v, and its log-determinant."""
         self._check_point(y, condition)
         return self._on_point(integrate.reverse, condition, jnp.asarray(y))
 
@@ -197,7 +197,7 @@ class DDNF(BatchedBijection):
         return self.with_log_det(Exact())._on_batch(integrate.with_score, condition, x, score)
 
     def with_log_det(self, log_det: LogDet) -> "DDNF":
-        """The same map with another rule, such as `Exact` to judge a flow that an approximation has trained.
+        """The same map with another rule, such as `Exact` to evaluate a flow that was trained with an approximation.
 
         Example:
             >>> import jax.numpy as jnp, jax.random as jr
@@ -219,7 +219,7 @@ class DDNF(BatchedBijection):
         return self._with(inversion=inverse)
 
     def with_steps(self, steps: int) -> "DDNF":
-        """The same fields, integrated with another number of steps: more of them for a flow that folds.
+        """The same fields, integrated with another number of steps. Use more steps for a flow that folds.
 
         Example:
             >>> import jax.random as jr
@@ -239,11 +239,11 @@ class DDNF(BatchedBijection):
     def transform_with_score(
         self, x: Array, score: Array, condition: Array | None = None
     ) -> tuple[Float[Array, " dim"], Float[Array, ""], Float[Array, " dim"]]:
-        """Carries a point and the gradient of a log density there through the flow, exactly.
+        """Transforms a point and the gradient of a log density at this point, exactly.
 
-        If `score` is the gradient of log p(x), the score of the carried density is J^-T (score - grad log det).
-        It is carried cell by cell, for the price of the log-determinant's gradient; path-derivative gradients of
-        `ddnf.fit_posterior` need it. The log-determinant is the exact one, whatever the flow's rule.
+        If `score` is the gradient of log p(x), the score of the transformed density is J^-T (score - grad log det).
+        It is propagated cell by cell, at the cost of the log-determinant's gradient. The path gradients of
+        `ddnf.fit_posterior` need it. The log-determinant is always the exact one.
 
         Example:
             >>> import jax.numpy as jnp, jax.random as jr
@@ -341,8 +341,8 @@ class DDNF(BatchedBijection):
 
 @eqx.filter_jit
 def _stack(field, key, blocks):
-    # Compiled as one program, because the many small operations would each compile; and one field after another, which
-    # compiles faster than all at once.
+    # Compiled as one program, because the many small operations would each compile. The fields are built one after
+    # another, which compiles faster than all at once.
     static = eqx.filter(field(key), eqx.is_array, inverse=True)
     arrays = lax.map(lambda key: eqx.filter(field(key), eqx.is_array), jr.split(key, blocks))
     return eqx.combine(arrays, static)
@@ -371,4 +371,4 @@ def _check_arguments(dim, blocks, steps, solver: Any, log_det, inverse, lipschit
         if not 0 < lipschitz < 1:
             raise ValueError(f"Expected lipschitz between 0 and 1; got {lipschitz}.")
         if field is not None or as_solver(solver).expansion(0.0) > 0:
-            raise ValueError("Expected an MLPField and a solver of this library with lipschitz; got one of your own.")
+            raise ValueError("Expected an MLPField and a solver of this library with lipschitz; got a custom one.")

@@ -18,8 +18,8 @@ from ddnf.flow.activation import ACTIVATIONS
 from ddnf.flow.layer import Layer, times
 from ddnf.flow.step import AbstractFactoredField
 
-# With lanes, a core of at most this many columns is built column by column, which runs faster; a wider one as a whole,
-# which compiles faster.
+# With lanes, a core of up to this many columns is built column by column, which runs faster; a wider core is built at
+# once, which compiles faster.
 _MOST_SEPARATE_COLUMNS = 16
 
 
@@ -41,7 +41,7 @@ class BoundMLP(AbstractFactoredField):
     activation: str = eqx.field(static=True)
 
     def __init__(self, layers: tuple[Layer, ...], *, activation: str):
-        # Of equally narrow layers the last: a cut there saves one product.
+        # The last of equally narrow layers, because a cut there saves one product.
         widths = [layer.weight.shape[1] for layer in layers]
         self.narrow = max(i for i, width in enumerate(widths) if width == min(widths))
         self.layers, self.activation = layers, activation
@@ -168,7 +168,7 @@ def _remaining_layers(field: BoundMLP) -> list[int]:
 
 
 def _advance(layer: Layer, slope: Array | None, columns: Sequence[Array] | Array) -> list[Array]:
-    """Carries the core's columns over the activation's slope and through a layer."""
+    """Multiplies the core's columns by the activation's slope and by a layer."""
     if slope is None:
         return [layer.linear(c) for c in columns]
     if layer.update is None and columns[0].ndim < slope.ndim:

@@ -1,4 +1,4 @@
-"""Is this map a diffeomorphism? A proof where there is one, evidence where there is not."""
+"""Is this map a diffeomorphism? Gives a proof if possible, and numerical evidence otherwise."""
 
 from typing import Literal
 
@@ -20,13 +20,13 @@ class Certificate(eqx.Module):
     """What is known of a flow's invertibility.
 
     Attributes:
-        verdict: "proved diffeomorphism" (every step is within a contraction of the identity, for all points),
-            "no fold seen on these points" (all cell determinants there are positive, and each cell's exact
-            inverse leads back to them), "folds" (one is not, or does not), or "not known" (no proof, no points).
+        verdict: "proved diffeomorphism" (every step is the identity plus a contraction, for all points), "no fold
+            seen on these points" (all cell determinants there are positive, and the exact inverse of each cell returns
+            to its point), "folds" (one of these fails), or "not known" (no proof, and no points).
         min_determinant: the smallest determinant of a cell on the points; NaN without points.
         folded_share: the share of the points' cells whose determinant is not positive.
-        round_trip: the largest distance at which a cell's exact inverse missed the point it started from; NaN
-            where it found none, or without points.
+        round_trip: the largest distance between a point and its image under a cell followed by the cell's exact
+            inverse; NaN if no inverse was found, or without points.
         lipschitz: for each block, a bound on the Lipschitz constant of (step - identity); below 1 proves it.
     """
 
@@ -47,10 +47,10 @@ class Certificate(eqx.Module):
 def certify(
     flow: DDNF, x: Float[Array, "n dim"] | None = None, condition: Float[Array, "..."] | None = None
 ) -> Certificate:
-    """Says whether a flow is a diffeomorphism: proved, not contradicted on the points, or refuted.
+    """Checks whether a flow is a diffeomorphism: proved, not contradicted at the points, or refuted.
 
-    The proof is the bound dt * prod |W_i|_2 * prod (steepest slope) < 1 in each block (its analogue for midpoint
-    and rk4); it holds for all points. With a condition it holds for the conditions given.
+    The proof is the bound dt * prod |W_i|_2 * prod (steepest slope) < 1 in each block (or its analogue for midpoint
+    and rk4). It holds for all points; with a condition, it holds for the given conditions.
 
     Args:
         flow: the flow.
@@ -70,8 +70,8 @@ def certify(
         nan = float("nan")
         return Certificate("proved diffeomorphism" if proved else "not known", nan, nan, nan, lipschitz)
     dets, misses = (np.asarray(a).ravel() for a in _cells(flow, x, condition))
-    # Two points with one image: somewhere between them the map has turned over. What is not a number, a
-    # determinant or an inverse that was not found, is no evidence of an inverse either.
+    # If two points have the same image, the map folds somewhere between them. NaN, from a determinant or from an
+    # inverse that was not found, also counts as a failure.
     folded = ~(dets > 0)
     missed = ~(misses < np.sqrt(np.finfo(misses.dtype).eps) * (1 + np.abs(x).max()))
     if folded.any() or missed.any():

@@ -25,7 +25,7 @@ from ddnf.system.checks import check_count, check_key
 
 
 class AbstractField(eqx.Module):
-    """A field that says how it is bound to a condition; one object may hold a stack of K fields."""
+    """A field that can be bound to a condition; one object may hold a stack of K fields."""
 
     @abstractmethod
     def bind_stack(self, condition: Array | None, count: int) -> AbstractBoundField:
@@ -39,7 +39,7 @@ class AbstractField(eqx.Module):
     @property
     @abstractmethod
     def rank(self) -> int:
-        """The rank of the Jacobian, on which the size of the small matrices depends."""
+        """The rank of the Jacobian, which is the size of the small matrices."""
 
 
 class FunctionField(AbstractField):
@@ -162,7 +162,7 @@ class MLPField(AbstractField):
                 Context(k, s, condition_dim=condition_dim, rank=context_rank)
                 for k, s in zip(context_keys, shapes, strict=True)
             ]
-            # The last layer's shift and update move the velocity itself: they start as small as its weights.
+            # The last layer's shift and update change the velocity directly, so they start as small as its weights.
             contexts[-1] = jax.tree.map(lambda a: output_scale * a, contexts[-1])
             self.contexts = tuple(contexts)
         self.activation = activation
@@ -232,7 +232,7 @@ def _modulated(weights, biases, contexts: Sequence[Context], projected) -> tuple
 
 
 def _normals(key, shapes):
-    """Normal matrices that keep the size of what they multiply; from one draw, since each draw compiles separately."""
+    """Normal matrices that preserve the scale of their inputs; from one draw, because each draw compiles separately."""
     flat = jr.normal(key, (sum(rows * columns for rows, columns in shapes),))
     return [matrix / sqrt(matrix.shape[1]) for matrix in _split(flat, shapes)]
 

@@ -18,7 +18,7 @@ Moved = tuple[Float[Array, "dim *lanes"], Float[Array, "*lanes"]]
 
 
 def forward(flow: Any, bound: Any, x: Float[Array, "dim *lanes"]) -> Moved:
-    """The end of the way and the log-determinant by the flow's rule."""
+    """The end point and the log-determinant by the flow's rule."""
 
     def cell(step, carry, number):
         z, log_det = carry
@@ -29,12 +29,12 @@ def forward(flow: Any, bound: Any, x: Float[Array, "dim *lanes"]) -> Moved:
 
 
 def points(flow: Any, bound: Any, x: Float[Array, "dim *lanes"]) -> Float[Array, "dim *lanes"]:
-    """The end of the way alone."""
+    """The end point."""
     return _scan(flow, bound, lambda step, z, _: step.apply(z), x)
 
 
 def inverse(flow: Any, bound: Any, y: Float[Array, "dim *lanes"]) -> Moved:
-    """The exact inverse; NaN, with a warning, where there is none."""
+    """The exact inverse; NaN and a warning if there is none."""
 
     def cell(step, carry, number):
         z, log_det = carry
@@ -61,7 +61,7 @@ def reverse(flow: Any, bound: Any, y: Float[Array, "dim *lanes"]) -> Moved:
 def with_score(
     flow: Any, bound: Any, x: Float[Array, "dim *lanes"], score: Float[Array, "dim *lanes"]
 ) -> tuple[Float[Array, "dim *lanes"], Float[Array, "*lanes"], Float[Array, "dim *lanes"]]:
-    """The end of the way, the exact log-determinant, and the score carried along: J^-T (score - grad log det)."""
+    """The end point, the exact log-determinant, and the transformed score, J^-T (score - grad log det)."""
 
     def cell(step, carry, _):
         z, score, log_det = carry
@@ -79,7 +79,7 @@ def with_score(
 
 
 def path(flow: Any, bound: Any, x: Float[Array, " dim"]) -> tuple[Array, tuple[Array, Array, Array]]:
-    """The end of the way, and for each cell its first point, the velocity there and its log-determinant."""
+    """The end point, and for each cell its starting point, the velocity there and its log-determinant."""
 
     def block(z, field, index):
         step = field.step(flow.method, flow.dt)
@@ -105,7 +105,7 @@ def scan_blocks(block: Callable, bound: Any, carry: Any, count: int, *, reverse:
 
 
 def _scan(flow, bound, cell: Callable, carry, *, reverse: bool = False, recompute: bool = True):
-    """The carry after ``cell(step, carry, number)`` in every cell, with the backward pass that the flow asks for."""
+    """The carry after ``cell(step, carry, number)`` in every cell, with the backward pass that the flow specifies."""
     strategy = flow.recompute if recompute else "nothing"
 
     def block(carry, field, index):
@@ -131,7 +131,7 @@ def _scan_cells(cell, carry, count: int, strategy: str):
 
 
 def _scan_segments(cell, carry, numbers, *, levels: int):
-    """A scan in nested segments: the backward pass keeps only their beginnings."""
+    """A scan in nested segments, of which the backward pass only stores the start points."""
     length = round(len(numbers) ** (levels / (levels + 1)))
     if levels == 0 or len(numbers) <= 2 * length:
         return lax.scan(cell, carry, numbers)

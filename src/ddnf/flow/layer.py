@@ -35,7 +35,7 @@ class Layer(eqx.Module):
         return y if self.scale is None else times(self.scale, y)
 
     def norm(self) -> Float[Array, "*lanes"]:
-        """An upper bound on the spectral norm (the norm itself where the layer is plain)."""
+        """An upper bound on the spectral norm, which is exact for a plain layer."""
         norm = spectral_norm(self.weight)
         if self.update is not None:
             left, gate, right = self.update
@@ -72,13 +72,13 @@ def safe_norm(x: Float[Array, " n"]) -> Float[Array, ""]:
 
 
 def plus(a: Array, b: Array) -> Array:
-    """a + b; whichever has no lanes is the same for all lanes."""
+    """a + b; a term without lanes is the same for all lanes."""
     a, b = _match(a, b)
     return a + b
 
 
 def times(a: Array, b: Array) -> Array:
-    """a * b; whichever has no lanes is the same for all lanes."""
+    """a * b; a factor without lanes is the same for all lanes."""
     a, b = _match(a, b)
     return a * b
 
@@ -99,8 +99,8 @@ def _product(matrix: Float[Array, "out in"], x: Float[Array, "in *lanes"]) -> Fl
 def _largest(a: Float[Array, "n *lanes"]) -> Float[Array, "*lanes"]:
     """The largest absolute value along the first axis.
 
-    The gradient of `jnp.max` goes to the entries that equal the maximum. In a backward pass that recomputes them with
-    other rounding, no entry may be equal, and the gradient is NaN. Here all entries close to the maximum share it.
+    The gradient of `jnp.max` goes to the entries that equal the maximum. If a backward pass recomputes them with
+    different rounding, no entry may be equal, and the gradient is NaN. Here all entries close to the maximum share it.
     """
     sizes = jnp.abs(a)
     largest = jnp.max(jax.lax.stop_gradient(sizes), axis=0)

@@ -1,12 +1,11 @@
 """Determinants and inverses of many small matrices at once.
 
 A cell of the flow needs the determinant of one r x r matrix for each point, with r small. Batched LAPACK calls spend
-most of their time between matrices, so these routines work across the batch instead: closed forms up to 3 x 3, block
-elimination without pivoting up to 64 x 64 (with a pivoted fallback), LAPACK beyond.
+most of their time in overhead between matrices. These routines work across the batch instead: closed forms up to 3 x 3,
+block elimination without pivoting up to 64 x 64 (with a pivoted fallback), and LAPACK beyond.
 
-Matrices are laid out ``(r, r, *lanes)``: the batch, if there is one, comes last. Small ones may also come as
-rows of entries, which saves XLA the work of taking them apart again. `vmap` in any order with `jit` and `grad` adds a
-lane; see `_eliminate_lanes`.
+Matrices are laid out as ``(r, r, *lanes)``, with the batch last. Small matrices may also be given as rows of entries,
+so that XLA need not slice them. `vmap` in any order with `jit` and `grad` adds a lane; see `_eliminate_lanes`.
 """
 
 from collections.abc import Sequence
@@ -89,10 +88,10 @@ def _slog_det_and_inverse(matrix):
 
 
 def _eliminate_lanes(matrix, *, invert):
-    """`_eliminate`; whatever `vmap` batches becomes another lane.
+    """`_eliminate`, in which every axis that `vmap` batches becomes a lane.
 
-    Under ordinary batching the branches of `_eliminate` would all be computed, and its products be laid out badly. The
-    rule applies below any other transformation, because derivatives do not go through it: they are defined above it.
+    Under ordinary batching, all branches of `_eliminate` would be computed, with a poor memory layout of its products.
+    This rule applies below all other transformations, because derivatives are defined above it.
     """
 
     @custom_vmap
@@ -110,8 +109,8 @@ def _eliminate_lanes(matrix, *, invert):
 
 @_slog_det.defjvp
 def _slog_det_jvp(primals, tangents):
-    # The value does not come with the inverse: where a cell is computed again in the backward pass, the way forward
-    # needs the value alone, and the way back the inverse alone.
+    # The value is computed without the inverse. If the backward pass recomputes a cell, the forward part only needs the
+    # value, and the backward part only the inverse.
     sign, log_abs = _slog_det(*primals)
     _, (_, change, _) = jax.jvp(_slog_det_and_inverse, primals, tangents)
     return (sign, log_abs), (jnp.zeros_like(sign), change)
@@ -172,8 +171,8 @@ def _with_pivots(m: Float[Array, "n n *lanes"], *, invert: bool):
 def _by_shrinking(m: Float[Array, "n n *lanes"]):
     """Sign, log|det|, None, and whether all pivots were safe, by block elimination without pivoting.
 
-    The pivots of I + dt J are close to the identity unless a cell is close to a fold. Where a pivot block is nearly
-    singular or an entry has grown, `safe` is False, and the caller takes pivots.
+    The pivots of I + dt J are close to the identity unless a cell is close to a fold. If a pivot block is nearly
+    singular or an entry has grown, `safe` is False, and the caller uses pivoting.
     """
     safe = jnp.array(True)
     sign, log_abs = jnp.ones(m.shape[2:], m.dtype), jnp.zeros(m.shape[2:], m.dtype)
@@ -190,8 +189,8 @@ def _by_sweeps(m: Float[Array, "n n *lanes"], *, invert: bool):
     """As `_by_shrinking`, with the inverse, by Gauss-Jordan sweeps in a loop that compiles once for any size.
 
     With C the columns of the pivots, R their rows, D where these meet and E the same columns of the identity, a sweep
-    is one update of the matrix in place, M - (C - E) D^-1 (R + E^T), and M is the inverse when all rows were swept.
-    The determinant does without E: what was swept is then zero.
+    is one update of the matrix in place, M - (C - E) D^-1 (R + E^T), and M is the inverse after all rows were swept.
+    The determinant omits E, so that swept rows become zero.
     """
     n, lanes = len(m), m.shape[2:]
     state = _padded(m), jnp.ones(lanes, m.dtype), jnp.zeros(lanes, m.dtype), jnp.array(True)
@@ -271,10 +270,10 @@ def _product(a, b):
 
 
 def _stage(safe, compute, *arguments):
-    """`compute(*arguments)` where all is well so far, else zeros.
+    """`compute(*arguments)` if all previous stages succeeded, otherwise zeros.
 
-    The branch keeps XLA from fusing one stage of the elimination into each of its later uses, which would
-    compute it many times over: it makes large matrices several times faster, and 8 x 8 ones no faster.
+    The branch keeps XLA from fusing one stage of the elimination into each of its later uses, which would recompute it
+    many times. This makes large matrices several times faster, and does not affect 8 x 8 matrices.
     """
 
     def zeros(*arguments):

@@ -1,7 +1,7 @@
 """Rules for the log-determinant of one step of the flow.
 
-A rule takes a step (see `ddnf.flow.step`) and says how much it changes volume. `Exact` and `Taylor` belong to the
-discrete map, `Divergence` to the differential equation behind it; with Euler's step, `Divergence` equals `Taylor(1)`.
+A rule takes a step (see `ddnf.flow.step`) and returns how much it changes volume. `Exact` and `Taylor` refer to the
+discrete map, `Divergence` to the underlying differential equation. With Euler's step, `Divergence` equals `Taylor(1)`.
 
 With the increment g(z) = step(z) - z and its Jacobian X (for Euler, X = dt J), the series behind most of
 them is log det(I + X) = tr X - tr X^2 / 2 + tr X^3 / 3 - ...
@@ -24,7 +24,7 @@ Stepped = tuple[Float[Array, "dim *lanes"], Float[Array, "*lanes"]]
 
 
 class LogDet(eqx.Module):
-    """A rule for the log-determinant of one step; subclass it, with a method `apply`, to bring your own."""
+    """A rule for the log-determinant of one step. Subclass it and implement `apply` to write your own."""
 
     def apply(self, step: AbstractStep, z: Array, *, cell: Int[Array, ""] | int) -> Stepped:
         """The point after the step from z, and its log-determinant by this rule. `cell` numbers the steps of a flow."""
@@ -301,9 +301,9 @@ def has_probes(tree) -> bool:
 
 
 def with_key(tree, key: PRNGKeyArray):
-    """`tree` with fresh randomness for the probes in it; a no-op where there are none.
+    """`tree` with a new key for its random probes; a no-op if it has none.
 
-    Probes must differ from sample to sample, so call this inside the function that is vmapped over samples.
+    Probes must differ between samples, so call this inside the function that is vmapped over samples.
 
     Example:
         >>> import jax, jax.random as jr

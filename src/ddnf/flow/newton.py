@@ -30,7 +30,7 @@ def invert(step: eqx.Module, y: Float[Array, "dim *lanes"]) -> Float[Array, "dim
 
 
 def warn_unless(found: Bool[Array, ""]) -> None:
-    """Warns, when the computation runs, that an inverse was not found; under `vmap` once for the batch."""
+    """Warns at run time if an inverse was not found; under `vmap`, once per batch."""
     _warn_unless(lax.stop_gradient(found))
 
 
@@ -47,8 +47,8 @@ def _warn_unless_any(size, _, found):
 
 def _warn():
     warnings.warn(
-        "No inverse found for some points: the result is NaN there (and log_prob -inf). The flow folds, or is close "
-        "to it: look at ddnf.certify(flow, x); more steps, or DDNF(..., lipschitz=0.9), prevent it.",
+        "No inverse found for some points: the result is NaN there (and log_prob is -inf). The flow folds or nearly "
+        "folds; check it with ddnf.certify(flow, x). To prevent folds, use more steps or DDNF(..., lipschitz=0.9).",
         RuntimeWarning,
         stacklevel=2,
     )
@@ -92,7 +92,7 @@ def _newton(step, y):
         # A full step again after success; half of the failed one otherwise.
         damping = jnp.where(better, 1.0, damping / 2)
         norm = jnp.where(better, candidate_norm, norm)
-        # Done at rounding; or near it, when a step has failed to improve; or when no step improves at all.
+        # Done if the residual is rounding, or close to it after a step that did not improve, or if no step improves.
         done = (norm <= 2 * rounding) | ((damping < 1) & (norm <= 100 * rounding)) | (damping < 1e-4)
         return count + 1, x, direction, damping, norm, done
 

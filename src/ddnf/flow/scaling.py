@@ -2,9 +2,9 @@
 
 v(z) = W h(q) + b + (A g(q) + a) * z,    q = P z + p with r rows,    h softplus, g tanh
 
-The first part bends, as an `MLPField` does. The second scales each coordinate by a factor of its own: the shape of
-hierarchical models, in which a few parameters set the scale of many. With s = A g + a, the Jacobian is a diagonal and a
-matrix of rank r,
+The first part bends, like an `MLPField`. The second scales each coordinate by its own factor, as in hierarchical
+models, in which a few parameters set the scale of many. With s = A g + a, the Jacobian is the sum of a diagonal matrix
+and a matrix of rank r,
 
     J = diag(s) + U P,    U = W diag(h') + diag(z) A diag(g')
 
@@ -33,8 +33,8 @@ from ddnf.system.checks import check_count, check_key
 class ScalingField(AbstractField):
     """v(z, c) = W h(q) + b(c) + (A g(q) + a(c)) * z with q = P z + p(c); p, b and a are linear in the condition.
 
-    Its slope grows with |z|, so no Lipschitz constant holds for all z: `ddnf.certify` can refute a fold but not prove
-    that there is none, and `DDNF(..., lipschitz=...)` does not take it.
+    Its slope grows with |z|, so it has no global Lipschitz constant. `ddnf.certify` can find folds but cannot prove
+    that there are none, and `DDNF(..., lipschitz=...)` does not support it.
 
     Args:
         key: random key of the initial weights.

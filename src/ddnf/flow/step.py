@@ -1,9 +1,10 @@
 """One step of a bound field: the only place that knows how its Jacobian is held.
 
-With the increment g(z) = step(z) - z and its Jacobian X, a step offers the point it leads to and, at any z, the
-determinant of I + X, solutions with it, and matrices with the traces of X. `FactoredEulerStep` does this with r x r
-algebra for fields whose Jacobian is a product A B of rank r; `AutodiffStep` with the d x d Jacobian, for any field and
-solver. Rules for the log-determinant, Newton's method, scores and the certificate are written against this interface.
+With the increment g(z) = step(z) - z and its Jacobian X, a step provides the next point and, at any z, the determinant
+of I + X, solutions of linear systems with it, and matrices with the traces of X. `FactoredEulerStep` does this with r x
+r algebra for fields whose Jacobian is a product A B of rank r; `AutodiffStep` with the d x d Jacobian, for any field
+and solver. Rules for the log-determinant, Newton's method, scores and the certificate are written against this
+interface.
 """
 
 from abc import abstractmethod
@@ -69,7 +70,7 @@ class BoundFunction(AbstractBoundField):
         return BoundFunction(self.field, self.condition, -self.gain)
 
     def slowed_to(self, limit):
-        raise ValueError("Expected a field with a known Lipschitz constant; got one of your own.")
+        raise ValueError("Expected a field with a known Lipschitz constant; got a custom field.")
 
     def lipschitz(self):
         return jnp.array(jnp.inf)

@@ -70,7 +70,7 @@ def block(key: PRNGKeyArray, dim: int, *, layers: int = 1, condition_dim: int | 
     """Layers of `BlockAutoregressiveNetwork`, each followed by a reversal of the coordinates.
 
     De Cao, Titov and Aziz, "Block neural autoregressive flow", 2019. The inverse is a root for each coordinate in turn.
-    FlowJAX's layers have no gates and start far from the identity: few and wide ones train better than many.
+    FlowJAX's layers have no gates and start far from the identity, so a few wide layers train better than many layers.
 
     Args:
         key: random key of the weights.
@@ -88,7 +88,7 @@ def block(key: PRNGKeyArray, dim: int, *, layers: int = 1, condition_dim: int | 
 
     def layer(key):
         network = BlockAutoregressiveNetwork(key, dim=dim, cond_dim=condition_dim, depth=2, block_dim=size)
-        # Our root finder has implicit gradients of its own; FlowJAX's omit the gradient of the condition.
+        # Our root finder has implicit gradients; FlowJAX's root finder omits the gradient of the condition.
         bijection = NumericalInverse(network, invert_autoregressive, use_implicit_differentation=False)
         return Chain([bijection, Flip((dim,))])
 

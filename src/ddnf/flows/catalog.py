@@ -34,11 +34,11 @@ class Baseline:
         build: from key, dim, layers, condition_dim and size to the bijection; call it through `make`.
         size: default width.
         size_means: what the width is.
-        is_forward_fast: whether noise -> z is the fast direction, as variational inference needs; else z -> noise is.
-        min_dim: smallest dimension that it works in without a condition.
+        is_forward_fast: whether noise -> z is the fast direction, as needed for variational inference, or z -> noise.
+        min_dim: smallest dimension that it supports without a condition.
         has_layers: whether it has a number of layers.
         learning_rate: peak learning rate of Adam that trained best on the paper's toy energies.
-        rate_falls: whether that rate is for two layers, and falls as 2 / layers for more.
+        rate_falls: whether this rate is for two layers, and decreases as 2 / layers for more.
     """
 
     title: str

@@ -33,7 +33,7 @@ def bridge(sample: Sample, chains: Chains) -> Bridge:
     exact = exact[np.isfinite(exact)]
     effective = min(chains.ess, chains.weights_convergence.ess_bulk[0], len(exact))
     share = effective / (effective + len(fitted))
-    # In units of a typical weight, so that nothing overflows.
+    # Weights are scaled by a typical weight to avoid overflow.
     center = float(np.median(exact))
     w_fitted, w_exact = (np.exp(np.clip(log_w - center, -700, 300)) for log_w in (fitted, exact))
 

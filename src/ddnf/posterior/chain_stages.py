@@ -16,12 +16,12 @@ from ddnf.posterior.state import Candidate, Polished, State
 from ddnf.posterior.warmup import Warm, best_starts
 from ddnf.posterior.warmup import warm_up as run_warm_up
 
-# R-hat of chains that are in the same place, if not yet all over it.
+# R-hat of chains that are in the same region, even if they have not yet explored all of it.
 _NEAR_EACH_OTHER = 1.5
 
 
 def polish(state: State, *, is_trial: bool = False, warm: Warm | None = None) -> State:
-    """Markov chains through the flow of the best candidate; checks of an earlier result are void."""
+    """Markov chains through the flow of the best candidate; discards the checks of earlier results."""
     s, best = state.settings, state.best
     key = jr.fold_in(s.check_key, 1000 + len(state.polished) + 10 * state.joined)
     space = Space(s.target.programs.density, best.flow, best.base, s.target.mesh)
@@ -48,7 +48,7 @@ def polish(state: State, *, is_trial: bool = False, warm: Warm | None = None) ->
 
 
 def _missed_by_flow(state: State, best: Candidate, chains: Chains) -> tuple[Missed, ...]:
-    """The flow may lack mass around the point at which a chain has most weight."""
+    """The mass that the flow may lack around the point of a chain with the largest weight."""
     every, highest = np.arange(len(chains.z)), np.argmax(chains.log_weights, axis=1)
     found = chains.z[every, highest], chains.log_weights[every, highest]
     return missed_above(state.settings.check_key, state.search, best.sample, state.modes, *found)
@@ -59,12 +59,12 @@ def try_chains(state: State) -> State:
 
     The Gaussian with their moments then takes the place of the base if it is the better one.
     """
-    # A mixture knows places that the chains may not have come to.
+    # A mixture covers modes that the chains may not have reached.
     tried = polish(state, is_trial=True, warm=state.warm if state.base is None else None)
     chains = tried.polished[-1].chains
     if tried.polished[-1].is_good:
         return dataclasses.replace(tried, is_tried=True)
-    # Chains that have met may be the best there is in the end.
+    # Chains that agree may turn out to be the best result.
     kept = tried.polished if chains.rhat < MET else state.polished
     state = dataclasses.replace(state, gradients=tried.gradients, is_tried=True, polished=kept)
     if state.base is not None or state.settings.end is None:
@@ -73,10 +73,10 @@ def try_chains(state: State) -> State:
 
 
 def try_plain_chains(state: State) -> State:
-    """Markov chains through the base alone, from draws of a flow that is not good enough; left out if not convincing.
+    """Markov chains through the base alone, from draws of a flow that is not good enough; dropped if not convincing.
 
-    They start all over the place that the flow knows, so they do not meet unless they move between its parts. Where
-    many trajectories diverge there is a place that they hardly enter, and the flow may help.
+    They start spread over the regions that the flow covers, so they only agree if they move between these regions. If
+    many trajectories diverge, there is a region that the chains hardly enter, and the flow may help.
     """
     dim = state.settings.target.dim
     finite = np.flatnonzero(np.isfinite(state.best.sample.log_weights))
@@ -101,7 +101,7 @@ def warm_up(state: State) -> State:
     space = Space(s.target.programs.density, merged_flow(chain([plain.end()]), plain), mesh=s.target.mesh)
     warm = run_warm_up(jr.fold_in(s.check_key, 2000), space, points)
     state = dataclasses.replace(state, warm=warm, gradients=state.gradients + warm.gradients)
-    # Chains that are far apart would stay so.
+    # Chains that are far apart would remain far apart.
     is_near = warm.rhat < _NEAR_EACH_OTHER
     state = dataclasses.replace(state, is_tried=not is_near)
     return with_better_base(state, whitening(warm.mean, warm.scale, s.end), is_surer=is_near)

@@ -1,10 +1,10 @@
 """The second diagnosis of a fit: short MCMC chains from its draws, which must not move its moments.
 
 If q = p, a chain that starts from a draw of q and leaves p invariant ends with the distribution it started with. A
-drift of means, deviations or the mean log density shows that q is not p, whatever the importance weights say. The
-chains need the target alone, not the flow: Hamiltonian Monte Carlo in coordinates that standardize the fit's draws. A
-quarter of the transitions ignores the gradient and is a random-walk Metropolis, so steps in the density and wrong
-gradients do not stop the chains. They run on the host: the target's gradients are compiled already.
+drift of the means, standard deviations or mean log density shows that q differs from p, whatever the importance weights
+are. The chains only use the target, not the flow: they run Hamiltonian Monte Carlo in coordinates that standardize the
+fit's draws. A quarter of the transitions are random-walk Metropolis steps without gradients, so discontinuities of the
+density and wrong gradients do not block the chains. They run on the host, with the compiled gradients of the target.
 """
 
 from typing import NamedTuple
@@ -72,7 +72,7 @@ class _Coordinates(NamedTuple):
         return self.center + (u @ self.scale.T if self.scale.ndim == 2 else u * self.scale)
 
     def evaluate(self, u):
-        """Log density and gradient: -inf and 0 where they are not numbers."""
+        """Log density and gradient, with NaN replaced by -inf and 0."""
         values, slopes = self.target.programs.gradients(self.to_z(u))
         slopes = slopes @ self.scale if self.scale.ndim == 2 else slopes * self.scale
         return np.where(np.isnan(values), -np.inf, values), np.where(np.isfinite(slopes), slopes, 0.0)
@@ -131,7 +131,7 @@ def _transition(rng, coordinates: _Coordinates, walk: _Walk, largest_step) -> tu
     momentum = rng.normal(size=(n, dim))
     size, kind, accept = rng.uniform(size=(3, n))
     guided = kind > 0.25
-    # Steps of many sizes: a funnel needs small ones in its neck and large ones in its mouth.
+    # A funnel needs small steps in its neck and large steps in its mouth, so step sizes vary.
     walk_step = 2.4 / np.sqrt(dim) / _LEAPFROGS * np.exp(-3 * size)
     step = np.where(guided, largest_step * (0.3 + 0.7 * size), walk_step)[:, None]
     u, p, log_p, slope = walk.u, momentum, walk.log_p, walk.gradient

@@ -1,4 +1,4 @@
-"""What a log density costs, counted in its program: the same number on every machine, so that budgets are too."""
+"""The cost of a log density, counted in its program, so that budgets are the same on every machine."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-# What it takes to start one operation, in arithmetic operations: many share that, but those in loops.
+# Overhead of one operation, in arithmetic operations. Outside loops, many operations share it.
 _START, _START_IN_LOOP = 30, 300
-# Iterations of a loop whose number is not known.
+# Assumed iterations of a loop with an unknown trip count.
 _UNKNOWN = 1000
 # Operations that take a product of each result with a row or column.
 _CUBIC = ("cholesky", "triangular_solve", "lu", "eigh", "svd", "householder_product")

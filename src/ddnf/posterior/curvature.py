@@ -35,7 +35,7 @@ class Derivatives:
                 hessian = self._programs.hessian(z)
             except FloatingPointError:  # JAX_DEBUG_NANS
                 raise
-            except Exception:  # the gradient has been taken before, so it is forward mode that fails
+            except Exception:  # gradients have worked before, so forward mode is what fails
                 self._by_differences = True
             else:
                 return hessian if np.isfinite(hessian).all() else None

@@ -1,4 +1,4 @@
-"""What `fit_posterior` takes where nothing is given: flows, learning rate, affine end."""
+"""Defaults of `fit_posterior`: flows, learning rate and the final affine map."""
 
 from functools import lru_cache, partial
 
@@ -15,7 +15,7 @@ _SIZE, _LARGER_SIZE = (8, 3), (16, 6)
 
 
 def default_flow(key: PRNGKeyArray, dim: int) -> DDNF:
-    """The flow that `fit_posterior` takes where none is given.
+    """The default flow of `fit_posterior`.
 
     Example:
         >>> import jax.random as jr
@@ -29,7 +29,7 @@ def default_flow(key: PRNGKeyArray, dim: int) -> DDNF:
 
 
 def untrained_flow(key: PRNGKeyArray, dim: int, *, is_larger: bool = False) -> DDNF:
-    """The default flow of a fit, or the one that takes its place where that is not good enough.
+    """The default flow of a fit, or the larger flow that replaces it if it is not good enough.
 
     Above two dimensions its initial weights are drawn by NumPy: nothing is compiled.
 
@@ -53,14 +53,14 @@ def _scaling_field(dim, units):
 
 
 def default_learning_rate(dim: int) -> float:
-    """Peak learning rate of Adam; smaller in many dimensions, where noise of many parameters adds up."""
+    """Peak learning rate of Adam; smaller in many dimensions, where the noise of many parameters adds up."""
     return 2e-2 * min(1.0, (20 / dim) ** 0.5)
 
 
 def default_spread(dim: int) -> float:
-    """The factor by which a quarter of the draws is spread out for the sake of the tails.
+    """The factor by which a quarter of the draws is spread out to improve the tails.
 
-    Smaller in many dimensions, where such draws are far from all others.
+    It is smaller in many dimensions, where such draws would be far from all others.
     """
     return 1 + 0.25 * min(1.0, (20 / dim) ** 0.5)
 

@@ -10,13 +10,13 @@ from ddnf.posterior.evaluate import Base, clean, draw_in_parts
 from ddnf.posterior.importance import effective_share, psis
 from ddnf.posterior.target import Target
 
-# Draws of a diagnosis in the course of a fit, and of the last one.
+# Draws of a diagnosis during a fit, and of the final one.
 QUICKLY = 2000
 EVALUATED = 10_000
 KHAT = 0.7
-# k-hat is an estimate with noise: training goes on until it is clearly below the limit.
+# k-hat is a noisy estimate, so training continues until it is clearly below the limit.
 GOOD_KHAT = 0.6
-# Weights this equal have hardly a tail to estimate k-hat from, and none that could move a moment.
+# Weights this equal have hardly a tail to estimate k-hat from, and cannot change a moment.
 _NEARLY_EQUAL = 0.999
 
 
@@ -49,7 +49,7 @@ class Diagnosis(NamedTuple):
 
     @property
     def is_good(self) -> bool:
-        """Whether more training would not change what a user looks at."""
+        """Whether more training would not change the results that a user sees."""
         limit = KHAT if self.is_nearly_equal else GOOD_KHAT
         return self.is_accurate and self.khat < limit and self.ess > 0.985
 
@@ -60,14 +60,14 @@ class Diagnosis(NamedTuple):
 
     @property
     def is_accurate(self) -> bool:
-        """Whether plain draws are right, and weights can be trusted to say so."""
+        """Whether plain draws are accurate, according to weights that can be trusted."""
         return self.khat < KHAT and self.ess > 0.98 and self.mean_shift < 0.02 and self.deviation_shift < 0.02
 
 
 class Sample(NamedTuple):
     """Draws of a fit, their log density under the fit, and clean log weights log p - log q.
 
-    `effective` is the number of independent draws that they are worth; None where all are independent.
+    `effective` is their effective sample size; None if all draws are independent.
     """
 
     z: Float[np.ndarray, "n dim"]
@@ -79,13 +79,13 @@ class Sample(NamedTuple):
 def evaluate(
     key: PRNGKeyArray, flow: AbstractBijection, target: Target, *, base: Base | None = None, n: int = EVALUATED
 ) -> Sample:
-    """Draws points of a fit and weighs them by the target."""
+    """Draws from a fit, with importance weights from the target."""
     z, log_q = (np.asarray(array, float) for array in draw_in_parts(flow, key, n, base=base, mesh=target.mesh))
     return Sample(z, log_q, clean(target.programs.values(z) - log_q))
 
 
 def diagnose(key: PRNGKeyArray, flow: AbstractBijection, target: Target) -> Diagnosis:
-    """Diagnoses a fit by 10,000 draws of it.
+    """Diagnoses a fit from 10,000 of its draws.
 
     Example:
         >>> import ddnf, jax.numpy as jnp, jax.random as jr

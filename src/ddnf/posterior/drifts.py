@@ -1,5 +1,5 @@
-"""Short MCMC chains from the draws of many fits, which must not move their moments: the check of `chains.py` in one
-compiled call for all of them.
+"""The check of `chains.py` for many fits in one compiled call: short MCMC chains from their draws must not change their
+moments.
 """
 
 import equinox as eqx
@@ -17,7 +17,7 @@ from ddnf.posterior.programs import Density
 
 
 def drifts_of(key: PRNGKeyArray, group: Density, samples: list[Sample]) -> list[Drift]:
-    """Where short chains from the draws of each fit move its moments."""
+    """How much short chains from the draws of each fit change its moments."""
     centers, deviations = (np.stack([f(sample.z, axis=0) for sample in samples]) for f in (np.mean, np.std))
     scales = np.stack([np.linalg.cholesky(_covariance(sample.z)) for sample in samples])
     starts = np.stack([sample.z[:CHAINS] for sample in samples])

@@ -1,7 +1,7 @@
-"""Many log densities that are one program with different arrays, such as a model of many data sets of one shape.
+"""Many log densities with the same program and different arrays, such as one model for many data sets of one shape.
 
-Their arrays are stacked, and each compiled function maps over the stack (`jax.vmap`), a group of densities at a time:
-groups have one size, so that nothing compiles again.
+Their arrays are stacked, and each compiled function maps over the stack (`jax.vmap`), one group of densities at a time.
+All groups have the same size, so that nothing is compiled twice.
 """
 
 import hashlib
@@ -18,15 +18,15 @@ from jaxtyping import Array, Float, Int, PyTree
 from ddnf.posterior.programs import LARGEST, Density
 from ddnf.posterior.target import Target
 
-# How far from a mode, in deviations, a climb may end.
+# Maximum distance from a mode at which a climb may end, in standard deviations.
 _PRECISE = 1e-2
-# The program of each text: functions that are compiled for one ensemble serve all of the same form.
+# Programs by their text, so that ensembles of the same form share compiled functions.
 _KNOWN: dict[bytes, Any] = {}
 
 
 class Climbed(eqx.Module):
-    """Where climbs ended: points, log densities, whether the gradient vanishes there, and the Gaussians of the
-    curvature by their triangular scale."""
+    """End points of climbs: points, log densities, whether the gradient vanishes, and the triangular scales of the
+    Gaussians with the local curvature."""
 
     z: Float[np.ndarray, "sets starts dim"]
     value: Float[np.ndarray, "sets starts"]
@@ -59,8 +59,8 @@ class Ensemble:
         strange = next((number for number, name in enumerate(names) if name != names[0]), None)
         if strange is not None:
             raise ValueError(
-                f"Expected targets of one model with data of one shape; number {strange} differs from the first. Data "
-                "have to be arrays: numbers become a part of the program."
+                f"Expected targets of one model with data of one shape; target {strange} differs from the first. Data "
+                "must be arrays, because numbers become part of the program."
             )
         self._jaxpr = _KNOWN.setdefault(names[0], densities[0].jaxpr)
         self._arrays = [
@@ -70,7 +70,7 @@ class Ensemble:
         self._points = max(1, LARGEST // largest)
 
     def group(self, numbers: Int[np.ndarray, " sets"]) -> Density:
-        """Some of the densities, as one with a further axis of its arrays."""
+        """Some of the densities, stacked along a new axis of their arrays."""
         return Density(self._jaxpr, [jnp.asarray(array[numbers]) for array in self._arrays])
 
     def values(self, group: Density, z: Float[np.ndarray, "sets n dim"]) -> Float[np.ndarray, "sets n"]:
@@ -130,7 +130,7 @@ def _points(z) -> np.ndarray:
 
 
 def _name(density: Density, dim: int) -> bytes:
-    """What tells the program of one density from that of another."""
+    """A key that identifies the program of a density."""
     point = jax.ShapeDtypeStruct((dim,), jnp.result_type(float))
     arrays = density.arrays
     lowered = jax.jit(lambda arrays, z: Density(density.jaxpr, arrays)(z), keep_unused=True).lower(arrays, point)

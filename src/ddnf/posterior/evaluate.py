@@ -35,8 +35,8 @@ class Base(AbstractDistribution):
 
     @abstractmethod
     def swap(self, key: PRNGKeyArray, x: Float[Array, "n dim"]) -> tuple[Float[Array, "n dim"], Float[Array, " n"]]:
-        """Proposals of Markov chains at x to go to the same place of another component, and what is to be added to the
-        difference of the log densities before they are accepted."""
+        """Proposals of Markov chains to move from x to the corresponding point of another component, and the correction
+        to add to the difference of the log densities in the acceptance probability."""
 
 
 def draw(

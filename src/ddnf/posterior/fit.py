@@ -47,45 +47,47 @@ def fit_posterior(
     devices: Devices = None,
     progress: bool = True,
 ) -> Posterior:
-    """Fits a flow to a target by minimizing KL(q|p): variational inference without tuning, made exact where needed.
+    """Fits a flow to a target by minimizing KL(q|p): variational inference without tuning, corrected by MCMC if needed.
 
-    A search for modes gives a Gaussian, which standardizes the target. From 25 dimensions on, Markov chains from random
-    starts are tried next, and returned if they converge. A flow, close to the identity at first, and an affine map
-    after it are trained on their own draws. Where importance weights show that it is nearly good enough, training goes
-    on from where it is, for at most `rounds` rounds; it starts again with a smaller learning rate if the flow folds or
-    has become worse than the Gaussian. Where it is not good enough, Markov chains through the best flow correct it, and
-    a larger flow is trained if they do not converge. Where it is far from good and the target is cheap, chains without
-    it are tried before. `posterior.log` shows what was done.
+    1. A search for modes gives a Gaussian, which standardizes the target.
+    2. From 25 dimensions on, Markov chains start from random points, and are returned if they converge.
+    3. A flow that starts close to the identity, followed by an affine map, is trained on its own draws. If importance
+       weights show that it is nearly good enough, training continues, for at most `rounds` rounds. It restarts with a
+       smaller learning rate if the flow folds or has become worse than the Gaussian.
+    4. If the flow is still not good enough, Markov chains run through it. If the flow is poor and the target is cheap,
+       chains without the flow are tried first. If the chains do not converge, a larger flow is trained.
+
+    `posterior.log` shows each stage.
 
     Args:
         key: random key.
         target: a `Target`, from `from_numpyro`, `from_pymc` or a log density.
         flow: a bijection (dim,) -> (dim,) to train instead of the default for this dimension.
-        steps: training steps of each round; None for 2,500, and above two dimensions 600 in the first round and in a
-            second one that needs little more.
-        batch: draws per step; twice as many for a larger flow.
-        learning_rate: peak learning rate of Adam; None for 0.02, less in more than 20 dimensions.
+        steps: training steps per round; None for 2,500, or above two dimensions for 600 in the first round and in a
+            second round if little is missing.
+        batch: draws per step; a larger flow uses twice as many.
+        learning_rate: peak learning rate of Adam; None for 0.02, or less in more than 20 dimensions.
         rounds: maximum number of rounds of training.
         searches: number of random starts of the search for modes.
-        end: the affine map after the flow: "full" (triangular), "diagonal", "auto" (full up to 2,048 dimensions); or
-            None for neither an affine map nor a search, the flow alone.
-        gradient: "path" (path derivative: no variance where the fit is perfect) or "total" (plain reparameterization);
-            None for the first wherever the flow allows it.
+        end: the affine map after the flow: "full" (triangular), "diagonal" or "auto" (full up to 2,048 dimensions).
+            None trains the flow alone, without an affine map and without a search for modes.
+        gradient: "path" (path derivative, which has no variance if the fit is perfect) or "total" (plain
+            reparameterization); None for "path" if the flow supports it.
         temper: share of the first round's steps in which the target is tempered, from nearly flat to itself; None for
-            0.3 where the search has found several modes, 0 otherwise.
-        regularizer: added to the loss, from the flow and one draw of the standard normal, as in
+            0.3 if the search has found several modes, and 0 otherwise.
+        regularizer: a function of the flow and one standard normal draw that is added to the loss, such as
             ``lambda flow, x: 0.1 * ddnf.geodesic(flow.path(x)[1])``.
-        checkpoint: folder to resume an interrupted run from.
-        exact: whether draws come from Markov chains through the flow: "auto" where the diagnosis of the flow is not
-            good, "always", or "never". See `Posterior.polish`.
-        devices: that share draws, chains, and the rows of a `Target` with rows: "all", a number of them, or a mesh with
-            one axis; training is that of one device up to rounding. None for JAX's default device.
+        checkpoint: folder for checkpoints; an interrupted run resumes from there.
+        exact: whether draws come from Markov chains through the flow: "auto" (if the diagnosis of the flow is not
+            good), "always" or "never". See `Posterior.polish`.
+        devices: the devices that share draws, chains, and the rows of a `Target` with rows: "all", a number, or a mesh
+            with one axis. None for JAX's default device. Training agrees with that of one device up to rounding.
         progress: whether to show progress bars.
 
-    Warns if the result cannot be trusted, and says what to do. Independent diagnoses must agree: importance weights of
-    the fit's own draws (k-hat, ESS, shifts of means and deviations) or convergence of the chains (R-hat, effective
-    sample sizes), and draws of another kind (short MCMC chains from the result, and the mass around modes found by
-    further searches).
+    Warns if the result cannot be trusted, and suggests a remedy. The result must pass independent checks. The first is
+    the importance weights of the fit's own draws (k-hat, ESS, changes of means and standard deviations), or the
+    convergence of the chains (R-hat, effective sample sizes). The second uses other draws: short MCMC chains from the
+    result, and the mass around modes that further searches find.
 
     Raises a `ValueError` if the target is improper or not finite anywhere.
 
@@ -115,7 +117,7 @@ def fit_posterior(
 
 
 def _on_one_device(posterior: Posterior, target: Target) -> Posterior:
-    """The posterior as a fit by one device leaves it: chains may go on there."""
+    """The posterior on one device, where its chains can be continued."""
     mesh, chains = None if posterior.target is None else posterior.target.mesh, posterior.chains
     if chains is not None:
         chains = dataclasses.replace(chains, kernel=gather(mesh, chains.kernel), position=gather(mesh, chains.position))

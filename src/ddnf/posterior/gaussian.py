@@ -1,4 +1,4 @@
-"""Gaussians that are better than that of the curvature at the mode, wherever a posterior is skewed."""
+"""Gaussians that fit a skewed posterior better than the Gaussian with the curvature at the mode."""
 
 import numpy as np
 from jaxtyping import Array, Float
@@ -57,10 +57,10 @@ def best_gaussian(
 def reweighted(
     sample: Sample, mean: Float[Array | np.ndarray, " dim"], scale: Float[Array | np.ndarray, "dim *dim"]
 ) -> tuple[Float[np.ndarray, " dim"], Float[np.ndarray, "dim dim"]] | None:
-    """Mean and triangular scale of a Gaussian, moved by what weights change of the moments of its own draws.
+    """Mean and triangular scale of a Gaussian, updated by the change that weights make to the moments of its own draws.
 
-    The change is known better than the moments themselves: the noise of the draws cancels. None where the weights give
-    no covariance.
+    This change is more precise than the moments themselves, because the noise of the draws cancels. Returns None if the
+    weights give no covariance.
 
     Example:
         >>> z = np.random.default_rng(0).normal(size=(5000, 1))

@@ -1,9 +1,9 @@
 """Many Markov chains at once on a target pulled back through a flow.
 
-With z = T(x), chains move x under log p(T(x)) + log |det J_T(x)|, where a good flow leaves little structure. One
-transition is an independent proposal from the flow's base (z is then a draw of the flow), which moves a chain to any
-place that the flow knows, such as other modes, followed by Hamiltonian Monte Carlo, which explores around a chain.
-Where proposals are rare and the base is a mixture, the other transitions begin with a proposal to swap components.
+With z = T(x), chains sample x from log p(T(x)) + log |det J_T(x)|, which has little structure left if the flow is good.
+A transition starts with an independent proposal from the flow's base, so that z is a draw of the flow. This moves a
+chain to any region that the flow covers, such as other modes. Hamiltonian Monte Carlo then explores the neighbourhood.
+If such proposals are rare and the base is a mixture, the other transitions start with a proposal to swap components.
 """
 
 from typing import Any, NamedTuple
@@ -28,12 +28,12 @@ CHUNK = 25
 ACCEPTANCE = 0.8
 # Beyond this many dimensions, momenta have deviations only, no correlations.
 _LARGEST_FULL = 512
-# An energy error beyond which a trajectory has left the level set that it should follow.
+# A trajectory with a larger energy error diverges.
 _DIVERGENT = 50.0
 
 
 class Kernel(NamedTuple):
-    """What is tuned: an affine map of the momenta, which makes x nearly standard, step size, number of steps.
+    """The tuned settings: a scaling of the momenta that standardizes x, the step size and the number of steps.
 
     Attributes:
         scale: triangular root of the covariance of x, or a vector of deviations.
@@ -51,7 +51,7 @@ class Kernel(NamedTuple):
 
 
 class Position(NamedTuple):
-    """Where the chains are.
+    """The state of the chains.
 
     Attributes:
         x, z: the points before and after the flow.
@@ -68,7 +68,7 @@ class Position(NamedTuple):
 
 
 class Trace(NamedTuple):
-    """What a chunk of transitions leaves: positions, and whether HMC diverged and the flow's proposal was accepted."""
+    """The trace of a chunk of transitions: positions, divergences of HMC, and accepted proposals of the flow."""
 
     x: Float[Array, "t n dim"]
     z: Float[Array, "t n dim"]
@@ -79,7 +79,7 @@ class Trace(NamedTuple):
 
 
 class Space(eqx.Module):
-    """A target seen through a flow; the base of the flow is the standard normal if it is None. Devices share points."""
+    """A target pulled back through a flow, whose base is the standard normal if None. Devices share the points."""
 
     log_density: Any
     flow: AbstractBijection
@@ -114,7 +114,7 @@ def place(space: Space, z: Float[Array, "n dim"]) -> Position:
 
 
 def initial_kernel(dim: int, jumps: float) -> Kernel:
-    """A kernel to begin with, for x that is nearly standard."""
+    """An initial kernel, for x that is nearly standard."""
     dtype = jnp.result_type(float)
     scale = jnp.eye(dim, dtype=dtype) if dim <= _LARGEST_FULL else jnp.ones(dim, dtype)
     log_step, share, target = (jnp.asarray(value, dtype) for value in (-0.7 - np.log(dim) / 4, jumps, ACCEPTANCE))
@@ -139,7 +139,7 @@ def shrunk_moments(draws: Float[np.ndarray, "chains draws dim"], ess: float) -> 
 
 
 def nowhere(chains: int, dim: int) -> Position:
-    """Chains that have not begun: any proposal of the flow is accepted."""
+    """Chains before their first transition, which accept any proposal of the flow."""
     points, values = jnp.zeros((chains, dim)), jnp.full(chains, -jnp.inf)
     return Position(points, points, values, values, points)
 

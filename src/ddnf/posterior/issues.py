@@ -1,4 +1,4 @@
-"""What is wrong with a fit, from diagnoses that do not share their blind spots."""
+"""Issues of a fit, found by checks that fail in different ways."""
 
 from typing import NamedTuple
 
@@ -41,7 +41,7 @@ _REMEDY = "Train longer (steps, rounds), use a larger flow, or reparameterize th
 
 
 class Evidence(NamedTuple):
-    """All that the issues of a fit are derived from."""
+    """The results of all checks of a fit."""
 
     diagnosis: Diagnosis
     drift: Drift
@@ -71,9 +71,9 @@ def gather_evidence(
         flow: the fit.
         target: what it was fitted to.
         losses: mean losses in the course of training.
-        search: the search that found the modes, if there was one: it remembers what it has searched.
-        modes: the Gaussians it has found.
-        sample: draws of the fit with their weights, if they are at hand.
+        search: the search that found the modes, if there was one; it caches its results.
+        modes: the Gaussians that it found.
+        sample: draws of the fit with their weights, if available.
         base: the distribution that the flow starts from; None for the standard normal.
         probes: points before the flow at which it is tested for folds; None for draws of the base.
     """
@@ -131,13 +131,13 @@ def gather_chain_evidence(
 
 
 def find_issues(evidence: Evidence) -> tuple[str, ...]:
-    """What the evidence says, each issue with what to do about it."""
+    """The issues that the checks found, each with a remedy."""
     diagnosis, drift, missed = evidence.diagnosis, evidence.drift, evidence.missed
     found = []
     if diagnosis.finite < 0.999:
         found.append(
             f"The log density is not finite at {1 - diagnosis.finite:.1%} of the draws. Transform bounded parameters "
-            "to unbounded ones, or find where the model returns NaN."
+            "to unbounded ones, or find out where the model returns NaN."
         )
     if evidence.gradient_error > 0.1:
         found.append(
@@ -146,25 +146,25 @@ def find_issues(evidence: Evidence) -> tuple[str, ...]:
         )
     if evidence.tail_index < _HEAVY:
         found.append(
-            f"The target has heavy tails: its mass falls like distance^-{evidence.tail_index:.1f}. Moments "
-            "of that order do not exist, and deviations of draws are too small. Use medians and quantiles."
+            f"The target has heavy tails: its tail mass falls like distance^-{evidence.tail_index:.1f}. Moments of "
+            "that order do not exist, and the standard deviation of draws is too small. Use medians and quantiles."
         )
     if diagnosis.khat > KHAT and not _is_harmless(diagnosis, drift, missed):
         found.append(
             f"k-hat is {diagnosis.khat:.2f}, above {KHAT}: the fit misses part of the target, and importance weights "
-            f"cannot correct it. {_REMEDY}"
+            f"cannot correct for this. {_REMEDY}"
         )
     elif diagnosis.ess < _LOW_ESS or max(diagnosis.mean_shift, diagnosis.deviation_shift) > _SHIFT:
         found.append(
-            f"Importance weights (ESS {diagnosis.ess:.0%}) move means by up to {diagnosis.mean_shift:.2f} deviations "
-            f"and deviations by up to {diagnosis.deviation_shift:.0%}: plain draws are off. Use importance_sample, or: "
-            f"{_REMEDY}"
+            f"Importance weights (ESS {diagnosis.ess:.0%}) change means by up to {diagnosis.mean_shift:.2f} standard "
+            f"deviations, and standard deviations by up to {diagnosis.deviation_shift:.0%}, so plain draws are biased. "
+            f"Use importance_sample. Alternatively: {_REMEDY}"
         )
     if max(drift.mean, drift.deviation) > _SHIFT or drift.energy > _ENERGY_DRIFT:
         found.append(
-            f"Short MCMC chains from the fit's draws move means by up to {drift.mean:.2f} deviations, deviations by up "
-            f"to {drift.deviation:.0%} and the log density by {drift.energy:.2f} of its deviations: the fit is not the "
-            f"target. {_REMEDY}"
+            f"Short MCMC chains from the fit's draws change means by up to {drift.mean:.2f} standard deviations, "
+            f"standard deviations by up to {drift.deviation:.0%}, and the log density by {drift.energy:.2f} of its "
+            f"standard deviations, so the fit differs from the target. {_REMEDY}"
         )
     if missed:
         place = np.array2string(missed[0].normal.mean, precision=3, threshold=6, max_line_width=1000)
@@ -174,37 +174,39 @@ def find_issues(evidence: Evidence) -> tuple[str, ...]:
         )
     if evidence.folded:
         found.append(
-            f"The flow folds in {evidence.folded:.2g} of the cells: its densities are wrong there. Use more steps, "
-            "ddnf.DDNF(..., steps=16), or a guarantee, ddnf.DDNF(..., lipschitz=0.9)."
+            f"A fraction of {evidence.folded:.2g} of the flow's cells folds: densities are wrong there. Use more "
+            "steps, ddnf.DDNF(..., steps=16), or a guarantee, ddnf.DDNF(..., lipschitz=0.9)."
         )
     if evidence.falling is not None and not diagnosis.is_good:
         found.append(
-            f"The loss has not settled: it fell by {evidence.falling:.2g} in the last tenth of the training. "
-            "Train longer: more steps or rounds."
+            f"The loss has not settled: it fell by {evidence.falling:.2g} in the last tenth of training. "
+            "Train longer: use more steps or rounds."
         )
     return tuple(found)
 
 
 def chain_issues(chains: Chains, khat: float) -> tuple[str, ...]:
-    """What is wrong with Markov chains through a flow of this k-hat, each issue with what to do about it."""
+    """Issues of Markov chains through a flow of this k-hat, each with a remedy."""
     found = []
     if chains.rhat > RHAT or chains.ess < LEAST_ESS:
         found.append(
-            f"Markov chains have not converged: R-hat is {chains.rhat:.3f} (limit {RHAT}), the effective sample size "
-            f"{chains.ess:.0f} (at least {LEAST_ESS}). Use float64, a larger flow, or reparameterize the model."
+            f"Markov chains have not converged: R-hat is {chains.rhat:.3f} (limit {RHAT}), and the effective sample "
+            f"size is {chains.ess:.0f} (at least {LEAST_ESS}). Use float64 or a larger flow, or reparameterize the "
+            "model."
         )
     elif not chains.is_converged:
         weights = chains.weights_convergence
         effective = min(weights.ess_bulk[0], weights.ess_tail[0])
         found.append(
-            f"Markov chains stay for long where the flow has too little density: R-hat of log p / q is "
-            f"{weights.rhat[0]:.3f} (limit {WEIGHTS_RHAT}), its effective sample size {effective:.0f} (at least "
-            f"{LEAST_ESS}). Shares of such places are not known. Use a larger flow, or reparameterize the model."
+            f"Markov chains get stuck where the flow has too little density: R-hat of log p / q is "
+            f"{weights.rhat[0]:.3f} (limit {WEIGHTS_RHAT}), and its effective sample size is {effective:.0f} (at least "
+            f"{LEAST_ESS}). The mass of such regions is uncertain. Use a larger flow, or reparameterize the model."
         )
     elif chains.is_slow(khat):
         found.append(
-            f"Markov chains are slow (effective sample size {chains.ess:.0f}), and k-hat of the flow is {khat:.2f}, "
-            f"above {KHAT}: both may miss the same part of the target. Use a larger flow, or reparameterize the model."
+            f"Markov chains mix slowly (effective sample size {chains.ess:.0f}), and the k-hat of the flow is "
+            f"{khat:.2f}, above {KHAT}: both may miss the same part of the target. Use a larger flow, or "
+            "reparameterize the model."
         )
     if not chains.has_few_divergences and chains.flow_acceptance < _HELPFUL:
         found.append(
@@ -222,17 +224,17 @@ def missed_above(
     points: Float[np.ndarray, "n dim"],
     log_weights: Float[np.ndarray, " n"],
 ) -> tuple[Missed, ...]:
-    """Mass that a fit lacks at the modes above the points of largest weight."""
+    """Mass that a fit misses at modes that climbs reach from the points of largest weight."""
     known = [Normal(mode.mean, mode.scale) for mode in modes]
     found = _with_modes_above(search, _heaviest(points, log_weights), known)[len(known) :]
-    # Gaussians that are known may be off their mode, as in a funnel: it is not another one.
+    # A known Gaussian may be away from its mode, as in a funnel; that mode is not a new one.
     found = [normal for normal in found if all(_distance(mode.mode, normal) >= SAME for mode in modes)]
     missed = missed_mass(key, search.target, sample, found)
     return tuple(one for one in missed if one.least > MISSED)
 
 
 def random_starts(key: PRNGKeyArray, target: Target) -> list[Float[np.ndarray, " dim"]]:
-    """Starts of searches that do not depend on the fit, so that they can run before it is known."""
+    """Starting points of searches that do not depend on the fit, so that they can run before it is finished."""
     return [target.start(jr.fold_in(key, number)) for number in range(_PROBES)]
 
 
@@ -244,14 +246,14 @@ def probe_points(key: PRNGKeyArray, dim: int, base: Base | None = None) -> Float
 
 
 def _is_harmless(diagnosis, drift, missed) -> bool:
-    """Whether all else contradicts a k-hat above its limit: it is unreliable where weights are nearly equal."""
+    """Whether all other checks contradict a k-hat above its limit, which is unreliable if weights are nearly equal."""
     agrees = max(drift.mean, drift.deviation, drift.energy) == 0 and not missed
     small = max(diagnosis.mean_shift, diagnosis.deviation_shift) < 0.03
     return diagnosis.khat < 1 and diagnosis.ess > 0.98 and agrees and small
 
 
 def _normals_at_modes(key, target, search, sample, modes, roaming) -> list[Normal]:
-    """Gaussians at the modes known, and at those above random points, points far from the fit, and ends of chains."""
+    """Gaussians at known modes, and at modes that climbs reach from random points, far points and ends of chains."""
     center, deviation = sample.z.mean(axis=0), sample.z.std(axis=0)
     spread = np.repeat([1.0, 3.0, 10.0, 30.0], _PROBES // 4)[:, None]
     far = center + deviation * spread * generator(key).normal(size=(_PROBES, target.dim))
@@ -269,8 +271,8 @@ def _normals_at_modes(key, target, search, sample, modes, roaming) -> list[Norma
 
 
 def _outliers(key, target: Target, center, deviation, known: list[Normal]):
-    """The most likely of many points around the fit that are not in the bulk of known modes: a narrow mode, whose reach
-    is small, shows there if parameters are few."""
+    """The most likely of many points around the fit, outside the bulk of known modes. In few dimensions, this finds
+    narrow modes that climbs from elsewhere rarely reach."""
     if target.dim > _FEW:
         return np.zeros((0, target.dim))
     noise = generator(jr.fold_in(key, 2)).normal(size=(_OUTLIERS, target.dim))
@@ -287,7 +289,7 @@ def _heaviest(points, log_weights):
 
 
 def _with_modes_above(search: Search, starts, known: list[Normal]) -> list[Normal]:
-    """The Gaussians known, and those at further modes that climbs reach."""
+    """The known Gaussians, and those at further modes that climbs reach."""
     found = list(known)
     for start in starts:
         mode = search.mode_from(start)
@@ -324,7 +326,7 @@ def gradient_error(key, target, search: Search, sample: Sample, count: int = 16)
     near, far = (_directional(target, z, directions, size) for size in (step, 3 * step))
     slopes = np.array([direction @ search.value(point)[1] for point, direction in zip(z, directions, strict=True)])
     values = target.programs.values(z)
-    # What rounding does to differences shows in those of another size.
+    # Differences with another step size show the effect of rounding.
     noise = 4 * jnp.finfo(jnp.result_type(float)).eps * np.abs(values) / step + 3 * np.abs(near - far)
     error = np.maximum(np.abs(slopes - near) - noise, 0) / (1 + np.abs(near))
     return float(np.median(error)) if np.isfinite(error).all() else 0.0
@@ -336,7 +338,7 @@ def _directional(target, z, directions, step):
 
 
 def _still_falling(losses: Float[np.ndarray, " n"]) -> float | None:
-    """By how much the loss fell in the last tenth, if that is more than its noise and large enough to matter."""
+    """How much the loss fell in the last tenth, if this exceeds its noise and is large enough to matter."""
     tenth = len(losses) // 10
     if tenth < 1 or len(losses) < 10 or not np.isfinite(losses).all():
         return None

@@ -1,4 +1,4 @@
-"""What a fit did, stage by stage."""
+"""The log of a fit: one row per stage."""
 
 import math
 from typing import NamedTuple

@@ -1,7 +1,7 @@
-"""Posteriors of many data sets of one shape: fitted together, and each of them checked.
+"""Posteriors of many data sets of the same shape: fitted together, and checked one by one.
 
-Climbs to modes, weights of draws, training and chains are one compiled call for a group of data sets (`ensemble.py`). A
-fit that is not good, and whatever a check objects to, is made again on its own, with all that `fit_posterior` can do.
+Mode searches, importance weights, training and chains are one compiled call for a group of data sets (`ensemble.py`).
+A fit that fails a check is repeated on its own with `fit_posterior`.
 """
 
 import time
@@ -50,7 +50,7 @@ _REFINEMENTS = 3
 _STARTS = 12
 _HEAVIEST = 6
 _SPREAD = 1.0, 3.0, 10.0, 30.0
-# Evidence, in nats below that of the best, from which on a second mode matters.
+# A second mode matters if its evidence is at most this many nats below that of the best mode.
 _MATTERS = 7.0
 
 
@@ -75,24 +75,24 @@ def fit_posteriors(
     exact: Exact = "auto",
     progress: bool = True,
 ) -> list[Posterior]:
-    """Fits many posteriors at once: one model of many data sets of one shape.
+    """Fits many posteriors at once: one model for many data sets of the same shape.
 
-    For simulation-based calibration, leave-one-out, or one model for each group. Each step of the fits is one compiled
-    call for many data sets. A Gaussian is tried first, then a flow. Importance weights of 10,000 draws, drifts of short
-    MCMC chains, further searches for modes and tails judge each fit, as in `fit_posterior`; what is not good by all of
-    these, or has several modes, is fitted again on its own by `fit_posterior`.
+    Use it for simulation-based calibration, leave-one-out, or one model per group. Each step of the fits is one
+    compiled call for many data sets. A Gaussian is tried first, then a flow. As in `fit_posterior`, importance weights
+    of 10,000 draws, the drift of short MCMC chains, further searches for modes and the tails are checked for each fit.
+    A fit that fails a check, or has several modes, is repeated on its own with `fit_posterior`.
 
     Args:
         key: random key.
-        targets: targets of one form: the same model, with data as arrays of the same shapes.
+        targets: targets of the same form: the same model, with data as arrays of the same shapes.
         steps: training steps of the flows.
-        batch: draws per step, of each.
-        learning_rate: peak learning rate of Adam; None for that of `fit_posterior`.
+        batch: draws per step and fit.
+        learning_rate: peak learning rate of Adam; None for the default of `fit_posterior`.
         searches: number of random starts of each search for modes.
-        exact: of the fits that are made on their own; "always" makes all of them so.
+        exact: passed to `fit_posterior` for repeated fits; "always" fits every data set on its own.
         progress: whether to show a progress bar.
 
-    Warns of the issues of each fit, with its number.
+    Warns about the issues of each fit, with the number of the fit.
 
     Example:
         >>> import ddnf, jax.numpy as jnp, jax.random as jr
@@ -148,7 +148,7 @@ class _Together:
         return [list(range(first, min(first + _GROUP, count))) for first in range(0, count, _GROUP)]
 
     def fit(self, numbers: list[int]) -> list[Posterior | None]:
-        """The fits of a group; None for those that have to be made on their own."""
+        """The fits of a group; None for those that must be repeated on their own."""
         began, count = time.perf_counter(), len(numbers)
         numbers = np.resize(numbers, min(_GROUP, len(self.targets))).tolist()
         group, rng = self.ensemble.group(np.array(numbers)), generator(jr.fold_in(self.key, numbers[0]))
@@ -205,7 +205,7 @@ class _Together:
         return fits
 
     def _flows(self, group: Density, numbers, fits: list[_Fit]) -> list[_Fit]:
-        """Flows from the Gaussians on, where these are not good; all of them are trained in one program."""
+        """Replaces Gaussians that are not good enough by flows that start from them, trained in one program."""
         whiten = [_whitening(fit) for fit in fits]
         key = jr.fold_in(self.key, len(self.targets) + numbers[0])
         flow = Chain([default_flow(jr.fold_in(key, 0), self.dim), whiten[0].end()])
@@ -314,7 +314,7 @@ def _each(update):
 
 
 def _clean(log_weights):
-    """As `clean`; a fit without a density at any draw gets all weight at one of them, which no diagnosis lets pass."""
+    """As `clean`; if the density is zero at all draws, one draw gets all weight, which fails every diagnosis."""
     try:
         return clean(log_weights)
     except LostFitError:
@@ -322,7 +322,7 @@ def _clean(log_weights):
 
 
 def _moved(fit: _Fit) -> Normal:
-    """The Gaussian of a fit, moved by its weights where these say how."""
+    """The Gaussian of a fit, updated by its importance weights where these determine an update."""
     whiten = _whitening(fit)
     mean, scale = np.asarray(whiten.mean, float), np.asarray(whiten.scale, float)
     moments = reweighted(fit.sample, mean, scale) if fit.diagnosis.khat < KHAT and not fit.diagnosis.is_good else None

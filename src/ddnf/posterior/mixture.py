@@ -1,4 +1,4 @@
-"""A mixture of Gaussians at the modes of a target: the base of the flow where there is more than one."""
+"""A mixture of Gaussians at the modes of a target: the base of the flow if there are several modes."""
 
 import equinox as eqx
 import jax
@@ -50,7 +50,7 @@ class ModeMixture(Base):
 
     def component_log_probs(self, x: Float[Array, " dim"]) -> Float[Array, " k"]:
         """log N(x | m_k, S_k S_k^T) of each component."""
-        # Inverses are computed once for a batch of points, which are then only multiplied.
+        # Inverses are computed once per batch, so that each point only needs a product.
         identity = jnp.eye(self.shape[0], dtype=self.scales.dtype)
         inverses = jax.vmap(lambda scale: solve_triangular(scale, identity, lower=True))(self.scales)
         log_dets = jnp.sum(jnp.log(jnp.diagonal(self.scales, axis1=1, axis2=2)), axis=1)
@@ -61,7 +61,7 @@ class ModeMixture(Base):
         which_key, noise_key = jr.split(key)
         which = jr.categorical(which_key, self.log_weights, shape=(n,))
         noise = normals(noise_key, n, self.shape)
-        # Each draw times the triangles of all components: a copy of its own for each draw takes far more memory.
+        # Multiplies each draw by the triangles of all components; one triangle per draw would take far more memory.
         scaled = jnp.einsum("kij,nj->nki", self.scales, noise)[jnp.arange(n), which]
         x = self.means[which] + scaled
         return x, jax.vmap(self._log_prob)(x)

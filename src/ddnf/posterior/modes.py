@@ -16,7 +16,8 @@ from ddnf.posterior.target import Target
 LARGEST_FULL = 2048
 _DRAWS = 24
 _POINTS = 6
-# Searches for further modes where there are several: at most; in vain before the end, at least and for each known mode.
+# Searches for further modes if there are several: maximum number, and unsuccessful searches before the end (minimum,
+# and per known mode).
 _MOST_SEARCHES = 200
 _IDLE_SEARCHES = 30, 6
 
@@ -31,7 +32,7 @@ class Gaussian(NamedTuple):
 
 
 class Search:
-    """Looks for modes of a target with L-BFGS, and for Gaussians along the paths to them."""
+    """Searches for modes of a target with L-BFGS, and for Gaussians along the paths to them."""
 
     def __init__(self, target: Target):
         self.target = target
@@ -55,7 +56,7 @@ class Search:
 
         def negative(z):
             value, gradient = self.value(z)
-            # A wall where there is no density makes the line search turn back.
+            # A large value where the density is zero makes the line search turn back.
             return (
                 (-value, -gradient)
                 if np.isfinite(value) and np.isfinite(gradient).all()
@@ -74,7 +75,7 @@ class Search:
         return np.stack([*path, self._newton(path[-1])])
 
     def mode_from(self, start: np.ndarray) -> np.ndarray | None:
-        """The mode that a climb from `start` reaches, or None; remembers the result for each start."""
+        """The mode that a climb from `start` reaches, or None; caches the result for each start."""
         name = np.asarray(start, float).tobytes()
         if name not in self._modes:
             mode = self.climb(start)[-1] if self.is_finite(start) else None
@@ -114,7 +115,7 @@ class Search:
     def gaussian(self, key: PRNGKeyArray, start: np.ndarray) -> Gaussian | None:
         """The Gaussian of highest ELBO on the path from `start` to a mode; None if no ELBO is finite."""
         path = self.climb(start)
-        # The best is mostly at the end of the path; for a funnel it is before.
+        # The best Gaussian is usually at the end of the path; for a funnel it is earlier.
         chosen = np.unique(np.round((len(path) - 1) * np.linspace(0, 1, _POINTS) ** 0.5).astype(int))
         half = generator(key).normal(size=(_DRAWS // 2, self.target.dim))
         noise = np.concatenate([half, -half])
@@ -143,8 +144,8 @@ def starts(key: PRNGKeyArray, target: Target, search: Search, count: int) -> Flo
     if not points:
         value, _ = search.value(target.start(key))
         raise ValueError(
-            f"Expected log_density and its gradient to be finite somewhere; got {value} or the like at {tries} random "
-            "points. Check the model, or say where to start with Target(..., initial=...)."
+            f"Expected log_density and its gradient to be finite somewhere; got {value} or similar at {tries} random "
+            "points. Check the model, or pass starting points with Target(..., initial=...)."
         )
     return np.stack(points)
 
@@ -183,9 +184,9 @@ def with_more_modes(key: PRNGKeyArray, search: Search, found: list[Gaussian], po
 
 
 def with_all_modes(key: PRNGKeyArray, search: Search, found: list[Gaussian]) -> list[Gaussian]:
-    """Where there are several modes, those above points around them, until many searches in a row have found no more.
+    """If there are several modes, searches around them until many searches in a row have found no new mode.
 
-    With k modes of equal reach, one that is there is missed by n searches with probability (1 - 1 / k)^n.
+    With k modes of equal reach, n searches miss one of them with probability (1 - 1 / k)^n.
     """
     rng, idle = generator(key), 0
     for _ in range(_MOST_SEARCHES if len(found) > 1 else 0):

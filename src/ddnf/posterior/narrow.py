@@ -1,7 +1,7 @@
-"""Posteriors of so many rows that they are Gaussian: no subsample, flow or chains are needed.
+"""Posteriors with so many rows that they are Gaussian, and need no subsample, flow or chains.
 
-The Gaussian at the mode is judged by all rows at its own draws. Where the weights of these are nearly equal, chains
-from them would not move: what is left to look for are modes and tails elsewhere, and wrong gradients.
+The Gaussian at the mode is evaluated on all rows at its own draws. If the weights of these draws are nearly equal,
+chains from them would not change their moments. The remaining checks are for other modes, tails and wrong gradients.
 """
 
 import time
@@ -24,14 +24,14 @@ from ddnf.posterior.result import Posterior
 from ddnf.posterior.state import Settings
 from ddnf.posterior.subsample import Expansion
 
-# Draws that show at first whether more are worth their passes over all rows, and the effective share that they need.
+# Draws of a first test whether more draws are worth their passes over all rows, and the effective share to pass it.
 _FIRST = 64
 _PROMISING = 0.98
 _DRAWS, _LAST = 1000, 400
-# A Gaussian that is off by d deviations has the effective share exp(-d^2): beyond this one there is no room for the
-# shift of 0.05 deviations that chains would report.
+# A Gaussian that is off by d standard deviations has the effective share exp(-d^2). Above this share, the shift is less
+# than the 0.05 standard deviations that chains would report.
 _EQUAL = 0.9975
-# Rows times draws of a round: more of them take longer than a subsample.
+# Rows times draws of a round. Beyond this, a fit with a subsample is faster.
 _MOST = 2 * 10**8
 _NO_DRIFT = 0.0, 0.0, 0.0, 0.0, 1.0
 
@@ -53,7 +53,7 @@ def near_gaussian(
         settings: what the fit was asked for.
         at: the log density of all rows to second order around its mode.
         found: the modes of a subsample.
-        passes, seconds: what the expansion took.
+        passes, seconds: cost of the expansion.
     """
     target, began, dim = settings.target, time.perf_counter(), settings.target.dim
     rows = target.rows

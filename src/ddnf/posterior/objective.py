@@ -30,8 +30,8 @@ Gradient = Literal["path", "total"]
 class Whitening(eqx.Module):
     """z = mean + scale u: the affine map that standardizes the target; `scale` is triangular, or a vector.
 
-    It stays fixed while the flow and its affine end are trained in u, where all parameters have size 1; then it is
-    merged into the end.
+    It stays fixed while the flow and its affine end are trained in u, where all parameters are of order 1. It is then
+    merged into the affine end.
     """
 
     mean: Float[Array, " dim"]
@@ -118,18 +118,18 @@ class Asked(NamedTuple):
 
 
 class PathGradient(eqx.Module):
-    """KL(q|p) with the path gradient, from values and gradients of the target that somebody else computes.
+    """KL(q|p) with the path gradient, from values and gradients of the target that are computed elsewhere.
 
-    The gradient goes through the draws only: log q's own dependence on the parameters, whose expectation is zero, is
-    left out (Roeder, Wu and Duvenaud, 2017; Vaitl et al., 2022). Its variance vanishes where q = p. The score of q is
-    carried along with the draws (see `ddnf.flow.batch`). The target is not part of this program: `ask` gives the
-    points, and `draw.rows` of the loss are what was asked, the log density of the target there, and its gradient.
+    The gradient is taken through the draws only. The direct dependence of log q on the parameters, whose gradient has
+    expectation zero, is left out (Roeder, Wu and Duvenaud, 2017; Vaitl et al., 2022). The variance vanishes if q = p.
+    The score of q is propagated with the draws (see `ddnf.flow.batch`). The target is not part of this program: `ask`
+    returns the points, and `draw.rows` of the loss has these points, the log density of the target and its gradient.
 
-    The target is tempered for the first `temper` steps; the value returned is that of the untempered target.
+    The target is tempered for the first `temper` steps; the returned value is for the untempered target.
 
-    A quarter of the draws is spread out by `spread`. Where q = p the two scores agree everywhere, so the solution is
-    the same; far draws improve the fit of the tails, on which k-hat depends. With a `base` in place of the standard
-    normal no draws are spread out.
+    A quarter of the draws is spread out by `spread`. If q = p, the two scores agree everywhere, so this does not change
+    the solution. Distant draws improve the fit of the tails, on which k-hat depends. With a `base` other than the
+    standard normal, no draws are spread out.
     """
 
     whitening: Whitening | None
@@ -252,5 +252,5 @@ def best_gradient(flow: AbstractBijection) -> Gradient:
         'path'
     """
     is_exact = all(isinstance(part.log_det, Exact) for part in ddnf_parts(flow))
-    # By shapes: to look behind wrapped parameters would compute them.
+    # Uses shapes only, because unwrapping parameters would compute them.
     return "path" if is_exact and eqx.filter_eval_shape(batch.carries_score, flow) else "total"

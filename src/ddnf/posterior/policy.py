@@ -1,4 +1,4 @@
-"""The policy of a fit: which stage comes next, from the diagnoses so far."""
+"""The policy of a fit: chooses the next stage from the diagnoses so far."""
 
 import dataclasses
 import time
@@ -27,18 +27,18 @@ from ddnf.posterior.stages import (
 )
 from ddnf.posterior.state import Candidate, State
 
-# A further round of the same training is worth its time if this ESS is near, or if the last one raised the ELBO.
+# Another round of the same training is worthwhile above this ESS, or if the last round raised the ELBO.
 _NEARLY_GOOD, _NEARLY_GOOD_LARGER = 0.9, 0.5
 _GAIN = 0.05
 _SMALL_GAIN = 0.002
 # From this many dimensions on, chains through the base are tried before a flow is trained.
 _MANY_DIMENSIONS = 25
-# How often Gaussians at missed mass may join the base.
+# How often Gaussians around missed mass may be added to the base.
 _JOINS = 3
-# A larger flow comes before the chains where ESS is lower than this, and -log ESS above this for each dimension: small
-# errors in many dimensions make few weights large, and do not stop chains.
+# A larger flow is trained before the chains run if the ESS is lower than this and -log ESS per dimension is above this.
+# Small errors in many dimensions lower the ESS but do not hinder chains.
 _POOR = 0.1
-# Chains without a flow are tried where its ESS is lower than this: through a better one few transitions are enough.
+# Chains without a flow are tried if its ESS is lower than this. Through a better flow, few transitions are enough.
 _HARDLY_HELPS = 0.5
 _POOR_PER_DIM = 0.025
 
@@ -46,7 +46,7 @@ Stage = Callable[[State], State]
 
 
 class Decision(NamedTuple):
-    """The next stage, its name, and why it comes next; no stage at the end."""
+    """The next stage, its name and the reason for it; no stage at the end."""
 
     stage: Stage | None
     name: str
@@ -54,7 +54,7 @@ class Decision(NamedTuple):
 
 
 def next_stage(state: State) -> Decision:
-    """What comes next: modes, base, training, chains where the flow is not good enough, checks, the end."""
+    """The next stage: modes, base, training, chains if the flow is not good enough, checks, end."""
     settings = state.settings
     if state.trained is None:
         if settings.end is not None and not state.modes:
@@ -112,12 +112,12 @@ def _next_training(state: State) -> Decision | str:
 
 
 def _worth_training(state: State) -> float:
-    """The ESS from which on another round takes less time than chains: a larger flow goes on from further away."""
+    """The ESS above which another round takes less time than chains. For a larger flow it is lower."""
     return _NEARLY_GOOD_LARGER if state.is_enlarged else _NEARLY_GOOD
 
 
 def _may_try_chains(state: State) -> bool:
-    """In many dimensions chains cost less than a flow; where the base suits them, they need none."""
+    """Whether to run chains before training: in many dimensions they cost less than a flow, and often need none."""
     s = state.settings
     is_first = state.rounds == 0 and not state.is_tried and not state.is_enlarged and bool(state.candidates)
     is_free = s.exact == "auto" and s.regularizer is None and uses_default_flow(state)
@@ -135,14 +135,14 @@ def _round_name(state: State) -> str:
 
 
 def _after_folds(state: State, name: str) -> Decision:
-    """A flow of ours goes on with smaller steps, which fold less; if it folds again, or is the user's, it restarts."""
+    """A default flow continues with smaller steps, which fold less. If it folds again, or is custom, it restarts."""
     if not uses_default_flow(state) or state.is_finer:
         return _restart(state, name, 4, "folds")
     return Decision(lambda state: train(unfold(state), name=name), name, "folds, go on with twice the steps")
 
 
 def _may_try_plain_chains(state: State) -> bool:
-    """On a cheap target, chains without a flow take less time than a better flow and chains through it."""
+    """Whether to try chains without the flow, which on a cheap target are faster than a better flow and its chains."""
     is_first = not state.is_tried and not state.is_enlarged and state.base is None and len(state.candidates) > 1
     if not is_first or state.settings.exact != "auto" or not uses_default_flow(state):
         return False
@@ -155,7 +155,7 @@ def _may_try_plain_chains(state: State) -> bool:
 def _next_polish(state: State, reason: str) -> Decision:
     if state.candidates and _is_poor(state) and not state.is_enlarged and uses_default_flow(state):
         return Decision(enlarge, "enlarge", f"{reason}, larger flow")
-    # Where a larger flow may follow, chains that do not get anywhere are given up early.
+    # If a larger flow may follow, chains without progress are stopped early.
     is_trial = uses_default_flow(state) and not state.is_enlarged
     return Decision(partial(polish, is_trial=is_trial), "polish", f"{reason}, run chains")
 
@@ -188,7 +188,7 @@ def _after_check(state: State) -> Decision:
 
 
 def _gain(candidates: tuple[Candidate, ...]) -> float:
-    """By how much the last round raised the ELBO over that of the round before; infinite after the first."""
+    """The increase of the ELBO by the last round; infinite after the first round."""
     rounds = [candidate for candidate in candidates if candidate.stage != "base"]
     return rounds[-1].diagnosis.finite_elbo - rounds[-2].diagnosis.finite_elbo if len(rounds) > 1 else np.inf
 

@@ -1,8 +1,8 @@
 """Exact draws: Markov chains through a fitted flow, run until they have converged.
 
-32 chains start from draws of the flow, resampled by their importance. Runs of growing length follow each other: each is
-made with fixed settings and judged. As long as the chains have not met, a run serves to tune the next and is dropped;
-then it goes on until it has converged and is long enough.
+32 chains start from draws of the flow, resampled by importance weights. They run several times with increasing length,
+each time with fixed settings, followed by a convergence check. Until the chains agree, a run is only used to tune the
+next one, and is dropped. Then the run is extended until it has converged and is long enough.
 """
 
 import dataclasses
@@ -35,19 +35,19 @@ from ddnf.posterior.warmup import Warm
 
 CHAINS = 32
 RHAT = 1.01
-# Limit for the log weights, which chains move through more slowly than through most parameters.
+# Limit for the log weights, which mix more slowly than most parameters.
 WEIGHTS_RHAT = 1.03
 # Effective draws below which quantiles are too noisy to report.
 LEAST_ESS = 400
 _ENOUGH_ESS = 4000
-# R-hat below which chains have met, so that what follows is more of the same; and beyond which they are far from it.
+# R-hat below which chains agree, so that a run is extended; and R-hat above which they are far apart.
 MET = 1.1
 _APART = 1.2
 _LONGEST = 256
-# Share of divergent trajectories above which steps get smaller, by a higher acceptance to tune for, up to a limit.
+# Share of divergent trajectories above which the target acceptance is raised, up to a limit, so that steps get smaller.
 FEW_DIVERGENCES = 0.005
 _HIGHEST_TARGET = 0.97
-# Draws of a chain by which convergence is judged; the others are left out, evenly.
+# Number of evenly spaced draws per chain that convergence is computed from.
 _JUDGED = 500
 _TUNING = 2
 _RUNS = 10
@@ -57,16 +57,16 @@ _MOST_GRADIENTS = 2_000_000
 _MOST_OPERATIONS = 6e11
 MOST_CHEAP = 16_000_000
 _TRIAL_GRADIENTS = 500_000
-# Share of transitions with a proposal from a flow that misses part of the target, by its ESS within these limits: more
-# would fill up the chains with draws of the flow before they have been where it does not go.
+# Share of transitions with a proposal from a flow that misses part of the target: its ESS, within these limits. With
+# more, chains would mostly hold draws of the flow before they reach what it misses.
 _RARE_JUMPS = 0.1, 0.5
-# Transitions of such chains, unless these take more gradients than a trial: they enter its far tails slowly.
+# Transitions of such chains, unless these take more gradients than a trial. They enter the far tails slowly.
 _LEAST_TRANSITIONS = 1500
 
 
 @dataclasses.dataclass(frozen=True)
 class Chains:
-    """Draws of Markov chains, how far to trust them, and what it takes to continue.
+    """Draws of Markov chains, their diagnostics, and the state needed to continue them.
 
     Attributes:
         z: draws in the unconstrained space.
@@ -108,7 +108,7 @@ class Chains:
 
     @property
     def has_few_divergences(self) -> bool:
-        """Whether hardly any trajectory met a place that is narrower than its steps."""
+        """Whether hardly any trajectory diverged in a region narrower than its steps."""
         return self.divergences <= FEW_DIVERGENCES * self.z.shape[0] * self.z.shape[1] * self.thin
 
     def moments(self) -> tuple[np.ndarray, np.ndarray]:
@@ -121,7 +121,7 @@ class Chains:
         return _is_converged(self.convergence, self.weights_convergence)
 
     def is_slow(self, khat: float) -> bool:
-        """Whether chains that ran out of budget went through a flow that misses part of the target, so may they."""
+        """Whether the chains ran out of budget with a flow that misses part of the target, which they may miss too."""
         return self.ess < _ENOUGH_ESS and khat > KHAT
 
 
@@ -149,7 +149,7 @@ class _Run(NamedTuple):
     def efficiency(self) -> float:
         """Effective draws of slow coordinates, for each gradient of a chain.
 
-        Not of the slowest, which is often one that is stuck: few transitions say little of it, whatever their length.
+        Does not use the slowest coordinate, which is often stuck: few transitions tell little about it at any length.
         """
         return float(np.quantile(self.convergence.ess_bulk, 0.1)) / (self.transitions * (self.length + 1))
 
@@ -168,9 +168,9 @@ def run_polish(
 ) -> Chains:
     """Runs chains until they have converged and have `_ENOUGH_ESS` effective draws, or the budget is spent.
 
-    They start from draws of the flow, or from where chains have warmed up in coordinates like these.
+    They start from draws of the flow, or from warmed-up chains in similar coordinates.
 
-    A trial has a smaller budget while the chains are far apart, and ends if they are after tuning.
+    A trial has a smaller budget while the chains are far apart, and ends if they are still far apart after tuning.
     """
     start_key, run_key = jr.split(key)
     jumps, least = (float(np.clip(ess, *_RARE_JUMPS)), _LEAST_TRANSITIONS) if khat > KHAT else (1.0, 0)
@@ -204,7 +204,7 @@ def run_polish(
             is_apart = latest.convergence.rhat.max() > _APART
             budget = _TRIAL_GRADIENTS if is_trial and is_apart else most
             left = (budget - spent) // (CHAINS * (int(following.length) + 1)) // CHUNK * CHUNK
-            # A shorter run than this one would not be better, unless it goes on.
+            # A run shorter than this one would not be better, unless it is extended.
             is_last = left < (CHUNK if is_settled else latest.transitions) or number == _RUNS - 1
             is_hopeless = is_trial and is_apart and number >= _TUNING + (warm is not None)
             is_thorough = latest.transitions >= least or spent >= _TRIAL_GRADIENTS
@@ -218,12 +218,12 @@ def run_polish(
 
 def affordable_gradients(log_density: Any, dim: int) -> float:
     """Gradient evaluations that chains without a flow may take, by the cost of the target."""
-    # Momenta and the affine map take products with some triangles.
+    # The momenta and the affine map need products with triangular matrices.
     return _MOST_OPERATIONS / (operations(log_density, dim) + 6 * dim**2)
 
 
 def continue_chains(key: PRNGKeyArray, space: Space, chains: Chains, draws: int) -> Float[np.ndarray, "n dim"]:
-    """Further draws, from where the chains ended."""
+    """Further draws from the end points of the chains."""
     count = -(-draws // CHAINS) * chains.thin
     latest, _ = _run(key, space, chains.kernel, chains.position, -(-count // CHUNK) * CHUNK)
     z = latest.trace.z[:, chains.thin - 1 :: chains.thin]
@@ -231,7 +231,7 @@ def continue_chains(key: PRNGKeyArray, space: Space, chains: Chains, draws: int)
 
 
 def _start(key, space: Space, kernel: Kernel) -> Position:
-    """The chains at draws of the flow, resampled by independence Metropolis: each has seen `CHUNK` of them."""
+    """Chains at draws of the flow, after `CHUNK` steps of independence Metropolis each."""
     dim = space.flow.shape[0]
     still = kernel._replace(length=jnp.asarray(0), jumps=jnp.ones((), kernel.scale.dtype))
     dtype = kernel.scale.dtype
@@ -259,7 +259,7 @@ def _run(key, space, kernel, position, transitions) -> tuple[_Run, Position]:
 
 
 def _judged(trace, length) -> _Run:
-    # Sorting takes longer than the chains where these are long: some of the draws tell as much.
+    # Sorting all draws of long chains takes longer than the chains; a subset is as informative.
     thin = max(1, trace.z.shape[1] // _JUDGED)
     weights = trace.log_weight[:, ::thin, None]
     return _Run(trace, convergence(trace.z[:, ::thin]), convergence(weights), length)
@@ -307,7 +307,7 @@ def _joined(first: _Run, second: _Run) -> _Run:
 
 
 def _next_transitions(latest: _Run, is_tuning: bool, is_settled: bool, least: int) -> int:
-    """As many as should be enough, at most four times as many as before; a settled run needs only the rest."""
+    """The number of transitions that should suffice, at most four times the last; a settled run only needs the rest."""
     if is_tuning:
         return 2 * CHUNK
     before = latest.transitions

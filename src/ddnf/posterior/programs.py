@@ -1,9 +1,9 @@
 """The compiled programs of a log density: values, gradients and curvature, with its data as arguments.
 
-Arrays that a log density refers to, such as the rows of a table, would become constants of every program that contains
-it: large programs that compile slowly, and again for each new table. Here the log density is traced once, its arrays
-are taken out, and each program takes them as arguments. Programs are found by their text: models of the same form and
-shape share them, whatever their data.
+Arrays that a log density closes over, such as the rows of a table, would become constants of every program that
+contains it. Such programs are large, compile slowly, and compile again for each new table. Instead, the log density is
+traced once, its arrays are extracted, and each program takes them as arguments. Programs are cached by their text, so
+models of the same form and shape share them, whatever their data.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ from jaxtyping import Array, Float, PyTree
 from ddnf.posterior.cost import largest, operations, shapes
 from ddnf.training.devices import copy_to_all, on_all, share_rows, shared_map, wait_for
 
-# Points of one call, for values and for gradients: the same program for every number of points.
+# Points per call, for values and for gradients, so that one program serves any number of points.
 _VALUES = 500
 _GRADIENTS = 32
 _KEPT = 64
@@ -37,7 +37,7 @@ _HESSIAN = 4
 _MOST_OPERATIONS = 1e11
 # Elements of an intermediate result times points that are computed at once: more would not fit into memory.
 LARGEST = 2**24
-# Rows and columns of a matrix beyond which linear algebra gains from several threads.
+# Size of a matrix above which linear algebra benefits from several threads.
 _LARGE = 200
 
 

@@ -1,4 +1,4 @@
-"""How a target falls off far away: one that does not has no integral, and one with heavy tails lacks moments."""
+"""The tails of a target: if they do not fall off, it has no integral; if they are heavy, it lacks moments."""
 
 import jax.random as jr
 import numpy as np
@@ -8,10 +8,10 @@ from ddnf.flow.random import generator
 from ddnf.posterior.target import Target
 
 IMPROPER = (
-    "No mode was found, the posterior may be improper: its log density {found}. "
+    "No mode was found; the posterior may be improper: its log density {found}. "
     "Check for flat priors, parameters that the data do not determine, and the sign of the log density."
 )
-# So far away that the scale of the parameters does not matter.
+# Distances at which the scale of the parameters does not matter.
 _DISTANCES = (1e10, 1e12, 1e14)
 _NEAR = (0.0, 1.0, 3.0, 10.0)
 _DROP = 10.0
@@ -30,7 +30,7 @@ def check_proper(key: PRNGKeyArray, target: Target) -> None:
         >>> check_proper(jr.key(0), ddnf.Target(lambda z: -jnp.log1p(jnp.sum(z**2)), 1))  # Cauchy
         >>> check_proper(jr.key(0), ddnf.Target(lambda z: -(z[0] ** 2), 2))
         Traceback (most recent call last):
-        ValueError: No mode was found, the posterior may be improper: its log density does not fall off along z[1]. ...
+        ValueError: No mode was found; the posterior may be improper: its log density does not fall off along z[1]. ...
     """
     mass = _log_mass_far_away(key, target)
     with np.errstate(invalid="ignore"):
@@ -63,8 +63,8 @@ def tail_index(key: PRNGKeyArray, target: Target) -> float:
 def _log_mass_far_away(key, target) -> Float[np.ndarray, "distances directions"]:
     """log(p t^k): the log mass of shells, k = 1 along both directions of the axes, k = dim along random directions.
 
-    It is -inf where a density falls at first and is constant far away: transforms such as that of a simplex are cut
-    off where rounding makes them constant, which says nothing about the density.
+    It is -inf if a density falls at first and is constant far away. Transforms such as that of a simplex become
+    constant by rounding, which says nothing about the density.
     """
     dim, units = target.dim, np.eye(target.dim)[_axes(key, target)]
     directions = np.concatenate([units, -units, generator(key).normal(size=(_DIRECTIONS, dim))])

@@ -1,4 +1,4 @@
-"""Mass that a fit misses: places that its own draws never show, seen through Gaussians around them.
+"""Mass that a fit misses, in regions without draws of the fit: estimated with Gaussians around these regions.
 
 For a Gaussian g and a region R, E_g[1_R p / g] estimates the target's mass in R without the fit. The fit's weighted
 draws estimate the same mass. Both are unbiased, so a fit that covers the target agrees with every g up to noise; where
@@ -20,13 +20,13 @@ _CERTAIN = 3.0
 
 
 class Missed(NamedTuple):
-    """Mass that a fit lacks.
+    """Mass that a fit misses.
 
     Attributes:
-        share: share of the target's mass.
-        least: the same, certain to be there.
-        log_known: log of the mass that the fit has.
-        normal: the Gaussian around what it lacks.
+        share: estimated share of the target's mass.
+        least: lower bound of this share, allowing for its error.
+        log_known: log of the mass that the fit covers.
+        normal: the Gaussian around the missed mass.
     """
 
     share: float
@@ -43,7 +43,7 @@ class Normal(NamedTuple):
 
 
 def missed_mass(key: PRNGKeyArray, target: Target, sample: Sample, gaussians: list[Normal]) -> tuple[Missed, ...]:
-    """The mass that the fit misses around each of the Gaussians, the most certain first; without those that show none.
+    """The mass that the fit misses around each Gaussian, the most certain first; skips Gaussians that show none.
 
     Example:
         >>> import ddnf, jax.numpy as jnp, jax.random as jr
@@ -60,7 +60,8 @@ def missed_mass(key: PRNGKeyArray, target: Target, sample: Sample, gaussians: li
     noise = generator(key).normal(size=(_DRAWS, target.dim))
     log_normal = -np.sum(noise**2, axis=1) / 2 - target.dim / 2 * np.log(2 * np.pi)
     weights, log_known = _truncated(sample.log_weights)
-    # In many dimensions draws look nearer to their own covariance than others do: half gives it, the others are judged.
+    # In many dimensions, draws are closer to their own covariance than other draws. Half of them give the covariance,
+    # and the others are tested.
     half = len(sample.z) // 2
     inside = _bulk(sample.z[:half], sample.z[half:])
     missed = []
@@ -69,7 +70,7 @@ def missed_mass(key: PRNGKeyArray, target: Target, sample: Sample, gaussians: li
         log_g = log_normal - np.sum(np.log(np.abs(np.diag(gaussian.scale))))
         log_ratio = target.programs.values(points) - log_g - log_known
         log_ratio = np.where(np.isnan(log_ratio), -np.inf, log_ratio)
-        # The Gaussian's own bulk, and whatever lies outside of the fit's.
+        # The bulk of the Gaussian, and everything outside the bulk of the fit.
         own = bulk_radius(target.dim)
         standard = np.linalg.solve(gaussian.scale, (sample.z - gaussian.mean).T).T
         regions = (
@@ -82,9 +83,9 @@ def missed_mass(key: PRNGKeyArray, target: Target, sample: Sample, gaussians: li
 
 
 def _truncated(log_weights) -> tuple[Float[np.ndarray, " n"], float]:
-    """Weights with mean 1, none of them much above sqrt(n), and the log of what they were divided by.
+    """Weights with mean 1, none of them much above sqrt(n), and the log of their divisor.
 
-    A draw that hits a place the fit lacks has a weight that would make up for all of it, with an error as large.
+    A single draw in a region that the fit misses has a weight that accounts for all of it, with an error as large.
     """
     log_n = np.log(len(log_weights))
     for _ in range(10):

@@ -44,17 +44,16 @@ class Posterior:
         log_evidence: estimate of the log of the target's integral, by importance sampling.
         khat: PSIS diagnostic of the importance weights; above 0.7 they cannot be trusted.
         ess: effective sample size of the importance weights, as a share of the draws.
-        issues: what was found wrong with the fit, each with what to do; empty if nothing was.
-        losses: the negative ELBO in the course of training, in chunks of 100 steps.
-        seconds: wall time of each chunk; the first one compiles.
+        issues: problems with the fit, each with a remedy; empty if none was found.
+        losses: the negative ELBO during training, in chunks of 100 steps.
+        seconds: wall time of each chunk; the first includes compilation.
         log: the stages of the fit, with times, gradient evaluations and diagnoses; prints as a table.
-        stage: the stage that the result comes from.
+        stage: the stage that produced the result.
         sites: names, shapes and transforms of the parameters, for named draws without the target.
-        base: the distribution that the flow starts from: a mixture of Gaussians where there are several modes; None for
+        base: the distribution that the flow starts from: a mixture of Gaussians if there are several modes, None for
             the standard normal.
         log_evidence_error: standard error of `log_evidence`.
-        chains: Markov chains through the flow, where draws come from these (`polish`); None where they come from the
-            flow.
+        chains: the Markov chains that draws come from (see `polish`); None if draws come from the flow.
     """
 
     flow: AbstractBijection
@@ -107,16 +106,16 @@ class Posterior:
         return "\n".join([*lines, *issues])
 
     def sample(self, key: PRNGKeyArray, n: int = 1000, *, devices: Devices = None) -> Any:
-        """n draws: arrays named as in the model, constrained; or one array (n, dim) for a plain `Target`.
+        """n constrained draws, by the names of the model; or one array (n, dim) for a plain `Target`.
 
-        `devices` share the draws of a flow: "all", a number of them that divides 2,000, or a mesh with one axis.
+        `devices` shares the draws of a flow: "all", a number that divides 2,000, or a mesh with one axis.
         """
         return self.constrain(self.sample_unconstrained(key, n, devices=devices))
 
     def sample_unconstrained(
         self, key: PRNGKeyArray, n: int = 1000, *, devices: Devices = None
     ) -> Float[Array, "n dim"]:
-        """n draws in the unconstrained space: of the chains if there are some, which are continued if n is larger."""
+        """n draws in the unconstrained space, from the chains if there are any; these are continued if n is larger."""
         check_key(key)
         check_count(n=n)
         if self.chains is None:
@@ -128,12 +127,12 @@ class Posterior:
         return jnp.asarray(np.concatenate([stored, more]))
 
     def polish(self, key: PRNGKeyArray, n: int = 10_000, *, progress: bool = True) -> "Posterior":
-        """The posterior with draws of Markov chains through the flow: exact, whatever the flow is.
+        """The posterior with draws from Markov chains through the flow, which are exact for any flow.
 
-        32 chains start from importance-resampled draws of the flow and combine Hamiltonian trajectories in the space
-        of its base with proposals of the flow itself, which move them between modes. They run until R-hat is below 1.01
-        and the effective sample size is 4,000, or the budget is spent; `posterior.chains` has the figures. `log_prob`,
-        `importance_sample`, `khat` and `elbo` remain those of the flow.
+        32 chains start from importance-resampled draws of the flow. They combine Hamiltonian trajectories in the space
+        of its base with proposals from the flow, which move them between modes. They run until R-hat is below 1.01 and
+        the effective sample size is 4,000, or until the budget is spent. `posterior.chains` has the diagnostics.
+        `log_prob`, `importance_sample`, `khat` and `elbo` still refer to the flow.
 
         Args:
             key: random key.
@@ -173,8 +172,8 @@ class Posterior:
         """The fit's exact log density in the unconstrained space.
 
         Args:
-            z: points of that space; or draws by name as `sample` returns them, which are mapped there first.
-            devices: that share the points: "all", a number of them, or a mesh with one axis.
+            z: points in that space, or named draws as returned by `sample`, which are transformed first.
+            devices: the devices that share the points: "all", a number, or a mesh with one axis.
         """
         points = self._unconstrained(z) if isinstance(z, Mapping) else jnp.asarray(z)
         if points.shape[-1:] != self.flow.shape:
@@ -184,12 +183,13 @@ class Posterior:
         return (value(flat) if mesh is None else map_shared(value, mesh, flat)).reshape(points.shape[:-1])
 
     def importance_sample(self, key: PRNGKeyArray, n: int = 1000, *, weighted: bool = False) -> Any:
-        """Draws corrected by Pareto-smoothed importance weights: closer to the target than `sample`.
+        """Draws that are corrected by Pareto-smoothed importance weights, closer to the target than `sample`.
 
         Args:
             key: random key.
             n: number of draws.
-            weighted: return ``(draws, weights)`` with weights that sum to 1, instead of n draws resampled from 4 n.
+            weighted: whether to return ``(draws, weights)``, with weights that sum to 1, instead of n draws that are
+                resampled from 4 n.
         """
         check_key(key)
         check_count(n=n)
@@ -206,9 +206,9 @@ class Posterior:
         return self.constrain(z[chosen])
 
     def summary(self, key: PRNGKeyArray | None = None, n: int = 4000) -> Summary:
-        """Mean, deviation and quantiles of every parameter, under a line with the figures of the fit.
+        """Mean, standard deviation and quantiles of every parameter, below a line with the diagnostics of the fit.
 
-        Of Markov chains, all draws are summarized, with R-hat and effective sample sizes of every parameter.
+        With Markov chains, this summarizes all draws and adds R-hat and effective sample sizes of every parameter.
         """
         figures = dict(elbo=self.elbo, elbo_error=self.elbo_error, khat=self.khat, ess=self.ess)
         if self.chains is None:
@@ -218,16 +218,16 @@ class Posterior:
         return summarize(draws, figures | dict(rhat=self.chains.rhat), chains=len(z))
 
     def to_arviz(self, key: PRNGKeyArray, n: int = 1000, *, predictive: bool = False) -> Any:
-        """ArviZ InferenceData (DataTree from ArviZ 1): draws, log densities, likelihoods, data, the fit's figures.
+        """ArviZ InferenceData (DataTree from ArviZ 1): draws, log densities, likelihoods, data and diagnostics.
 
-        Markov chains come whole; `predictive` adds draws of the data.
+        Markov chains are exported with all draws; `predictive` adds draws of the data.
         """
         from ddnf.posterior.export import to_arviz
 
         return to_arviz(self, key, n, predictive=predictive)
 
     def save(self, path: str | PathLike, *, overwrite: bool = False) -> None:
-        """Writes the fit to one file; see `ddnf.load`. Replaces a model; any other file only with `overwrite`."""
+        """Writes the fit to one file; see `ddnf.load`. Replaces a model, and any other file only with `overwrite`."""
         from ddnf.storage.models import save
 
         save(path, self, overwrite=overwrite)
@@ -242,8 +242,9 @@ class Posterior:
     def _unconstrained(self, draws):
         if self.target is None or self.target.unconstrain is None:
             raise ValueError(
-                f"Expected points of the unconstrained space, shape (..., {self.dim}), as from sample_unconstrained; "
-                "got named draws, and the target has no inverse of its transforms: Target(..., unconstrain=...)."
+                f"Expected points in the unconstrained space, of shape (..., {self.dim}), as from "
+                "sample_unconstrained; got named draws for a target that cannot invert its transforms. Pass "
+                "Target(..., unconstrain=...)."
             )
         return self.target.map("unconstrain", draws)
 
@@ -253,7 +254,8 @@ class Posterior:
     def _known_target(self) -> Target:
         if self.target is None:
             raise ValueError(
-                "Expected a posterior with its target; got one loaded without: ddnf.load(path, target=...)."
+                "Expected a posterior with its target; got one that was loaded without. Use "
+                "ddnf.load(path, target=...)."
             )
         return self.target
 

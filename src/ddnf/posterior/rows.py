@@ -34,8 +34,8 @@ class Rows:
         log_likelihood: from a point and k rows to the log-likelihood of each, shape (k,).
         data: arrays with a common leading axis, one entry per row, in any pytree; NumPy memory maps stay on disk.
         dim: dimension of a point.
-        least: smallest number of rows that stands for all of them in training; None for the default.
-        weight: how many rows each stands for.
+        least: minimum number of rows that represent all rows in training; None for the default.
+        weight: how many rows each row represents.
         chunk: rows that are computed at once; None for the default.
 
     Example:
@@ -70,7 +70,7 @@ class Rows:
         return jax.tree.map(lambda array: _native(np.asarray(array[indices[order]])[back]), self.data)
 
     def some(self, indices: Int[np.ndarray, " k"]) -> "Rows":
-        """Some of the rows, which stand for all of them; they share the programs of all."""
+        """Some of the rows, representing all of them, with the same programs."""
         chunk = min(CHUNK if self.chunk is None else self.chunk, self.count)
         functions, weight = (self.log_prior, self.log_likelihood), self.weight * self.count / len(indices)
         return Rows(*functions, self.take(indices), self.dim, self.least, weight, chunk)
@@ -122,7 +122,7 @@ def sum_in_chunks(
 
     @jax.checkpoint
     def part(number):
-        # The last chunk overlaps the one before, whose rows it does not count again.
+        # The last chunk overlaps the previous one, and does not count its rows again.
         first = jnp.minimum(number * CHUNK, count - CHUNK)
         cut = [lax.dynamic_slice_in_dim(a, first, CHUNK) for a in (*jax.tree.leaves(data), offsets)]
         rows = jax.tree.unflatten(jax.tree.structure(data), cut[:-1])

@@ -1,8 +1,9 @@
-"""The stages of a fit: each takes a state and returns the next. `policy.py` picks the stage.
+"""The stages of a fit: each takes a state and returns the next. `policy.py` chooses the stage.
 
-Modes, base (a Gaussian, or a mixture of those at several modes), rounds of training of the flow, a larger flow, Markov
-chains, checks; if these find mass that the fit misses, it joins the mixture and the fit starts again. Base and rounds
-add a candidate each, with its diagnosis; the best candidate is the result, or the flow that the chains run through.
+The stages are modes, base (a Gaussian, or a mixture of Gaussians at several modes), rounds of training, a larger flow,
+Markov chains, and checks. If the checks find mass that the fit misses, it is added to the mixture, and the fit starts
+again. The base and each round add a candidate with its diagnosis. The best candidate is the result, or the flow that
+the chains run through.
 """
 
 import dataclasses
@@ -33,7 +34,7 @@ from ddnf.posterior.target import Target
 from ddnf.system.compiling import compiling_ahead
 from ddnf.training import loop
 
-# Training steps of the first round, which is enough for most targets, of one more where it nearly was, and of others.
+# Training steps of the first round, which suffices for most targets; of a second one if it nearly did; of all others.
 FIRST_STEPS = 600
 STEPS = 2500
 _NEAR = 0.97
@@ -45,7 +46,7 @@ _REFINEMENTS = 3
 
 
 def find_modes(state: State) -> State:
-    """Checks that the target falls off, and looks for its modes."""
+    """Checks that the target falls off, and searches for its modes."""
     s = state.settings
     check_proper(s.search_key, s.target)
     found = gaussians(s.search_key, s.target, state.search, s.searches)
@@ -56,7 +57,7 @@ def find_modes(state: State) -> State:
 
 
 def fit_base(state: State) -> State:
-    """A Gaussian, or a mixture of those at the modes, judged before any flow is built; a flow of the user's with it."""
+    """A Gaussian or a mixture of Gaussians at the modes, evaluated before any flow is built, or with a custom flow."""
     s = state.settings
     whiten = None if s.end is None else whitening(*merged(list(state.modes))[:2], s.end)
     base = None
@@ -72,7 +73,7 @@ def fit_base(state: State) -> State:
 
 
 def _refined(state: State) -> State:
-    """The base with mean and covariance corrected by importance weights, as long as that makes it better."""
+    """The base with mean and covariance corrected by importance weights, as long as this improves it."""
     s, dim = state.settings, state.settings.target.dim
     for _ in range(_REFINEMENTS):
         if not state.candidates or s.end is None or state.whitening is None:
@@ -101,7 +102,7 @@ def _with_flow(state: State, flow: AbstractBijection) -> State:
 
 
 def unfold(state: State) -> State:
-    """The default flow integrated with twice as many steps, which go on training from where it is."""
+    """The default flow integrated with twice as many steps; training continues from its parameters."""
     assert isinstance(state.initial, Chain) and isinstance(state.trained, Chain)
     initial, trained = (
         chain([_finer(flow.bijections[0]), flow.bijections[1]]) for flow in (state.initial, state.trained)
@@ -115,7 +116,7 @@ def _finer(flow):
 
 
 def train(state: State, *, name: str, restart_rate: float | None = None, is_extended: bool = False) -> State:
-    """One round of training of the flow and its affine end; from the beginning if it restarts with another rate."""
+    """One round of training of the flow and its affine end; from the initial flow after a restart with another rate."""
     s, first = state.settings, state.rounds == 0
     if state.initial is None:
         state = _with_flow(state, untrained_flow(s.flow_key, s.target.dim))
@@ -197,7 +198,7 @@ def _checkpoint(state: State) -> str | None:
 
 
 def check(state: State) -> State:
-    """All diagnoses of the best candidate, by more draws than in the course of the fit."""
+    """All diagnoses of the best candidate, with more draws than during the fit."""
     s = state.settings
     best = state.best if state.exact is None else state.exact.candidate
     if not best.is_confirmed:
@@ -217,7 +218,7 @@ def check(state: State) -> State:
 
 
 def _confirmed(state: State, candidate: Candidate) -> Candidate:
-    """The candidate diagnosed by as many draws as its result will be."""
+    """The candidate, diagnosed with as many draws as the final result."""
     s = state.settings
     sample = evaluate(s.check_key, candidate.flow, s.target, base=candidate.base)
     return candidate._replace(sample=sample, diagnosis=diagnose_sample(sample))
@@ -230,7 +231,7 @@ def _with_confirmed(state: State, known: Candidate, confirmed: Candidate) -> Sta
 
 
 def with_better_base(state: State, whiten: Whitening, *, is_surer: bool = False) -> State:
-    """Another Gaussian as the base, if it is the better one or surer to be where the mass is."""
+    """Another Gaussian as the base, if it fits better or is more certain to cover the mass."""
     moved = dataclasses.replace(state, whitening=whiten, base=None, trained=chain([whiten.end()]), candidates=())
     moved = _refined(_with_candidate(moved, "base", 0))
     is_better = bool(moved.candidates) and (is_surer or moved.best.rank > state.best.rank)
@@ -238,10 +239,10 @@ def with_better_base(state: State, whiten: Whitening, *, is_surer: bool = False)
 
 
 def enlarge(state: State) -> State:
-    """A larger flow in the place of the default one, untrained.
+    """Replaces the default flow by a larger, untrained one.
 
-    Where chains have run without converging, it starts from the Gaussian with their moments: they have moved towards
-    the bulk of the target, wherever the search for modes has ended.
+    If chains have run without converging, it starts from the Gaussian with their moments, because they have moved
+    towards the bulk of the target, wherever the search for modes ended.
     """
     s, whiten = state.settings, state.whitening
     if whiten is not None and state.polished and state.base is None and s.end is not None:
@@ -293,15 +294,15 @@ def join(state: State) -> State:
 
 
 def training_issue(state: State) -> str | None:
-    """What non-finite steps did to the result; None if it is good all the same."""
+    """How non-finite steps affected the result; None if the result is good anyway."""
     best = state.best
     if best.is_good or not (state.failed or best.skipped):
         return None
     advice = "Try a smaller learning rate, float64, or a log density without NaN."
     if state.failed:
         rounds = ", ".join(state.failed)
-        return f"Training was not finite in {rounds}; the result is that of stage {best.stage}. {advice}"
-    return f"{best.skipped} steps of stage {best.stage} were skipped, not finite; the result has the others. {advice}"
+        return f"Training was not finite in {rounds}; the result is from stage {best.stage}. {advice}"
+    return f"{best.skipped} steps of stage {best.stage} were not finite and were skipped. {advice}"
 
 
 def _with_candidate(state: State, name: str, skipped: int) -> State:
@@ -321,18 +322,18 @@ def _with_candidate(state: State, name: str, skipped: int) -> State:
 
 
 def uses_default_flow(state: State) -> bool:
-    """Whether the flow is ours to choose, and its base a mixture if there are several modes."""
+    """Whether the fit chooses the flow, and uses a mixture as its base if there are several modes."""
     return _uses_mixtures(state.settings)
 
 
 def is_enough(state: State, candidate: Candidate) -> bool:
-    """Whether a fit needs no more training: less is asked of a flow where chains may follow."""
+    """Whether a fit needs no more training; the requirement is weaker if chains may follow."""
     is_flow = candidate.stage != "base"
     return candidate.is_good or (is_flow and _may_be_corrected(state, candidate) and candidate.diagnosis.is_accurate)
 
 
 def _is_promising(state: State, candidate: Candidate) -> bool:
-    """Whether more draws may confirm that a fit is good: few tell little about k-hat where weights are nearly equal."""
+    """Whether more draws may confirm that a fit is good: few say little about k-hat if weights are nearly equal."""
     diagnosis = candidate.diagnosis
     is_near = diagnosis.is_nearly_equal and diagnosis.khat < 1
     return candidate.is_good or (_may_be_corrected(state, candidate) and is_near)
@@ -344,7 +345,7 @@ def _may_be_corrected(state: State, candidate: Candidate) -> bool:
 
 
 def _uses_mixtures(settings: Settings) -> bool:
-    """Several modes get a mixture as the base of the default flow; a flow of the user's starts from a normal."""
+    """Whether several modes give a mixture as the base; custom flows always start from a normal."""
     return settings.flow is None and settings.end is not None
 
 

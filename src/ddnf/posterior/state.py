@@ -1,4 +1,4 @@
-"""What a fit was asked for, and all that is known in its course."""
+"""The settings of a fit, and its state during the stages."""
 
 import dataclasses
 from collections.abc import Callable
@@ -49,7 +49,7 @@ class Settings:
 
 
 class Candidate(NamedTuple):
-    """The fit after a stage, in the space of the target, with what importance weights say of it and what it lacks."""
+    """The fit after a stage, in the space of the target, with its importance weights and the mass it may miss."""
 
     stage: str
     flow: AbstractBijection
@@ -71,7 +71,7 @@ class Candidate(NamedTuple):
 
     @property
     def is_confirmed(self) -> bool:
-        """Whether its diagnosis is by as many draws as that of the result, because it looked good by fewer."""
+        """Whether it was diagnosed with as many draws as the final result, because it looked good with fewer."""
         return len(self.sample.z) >= EVALUATED
 
     @property
@@ -81,7 +81,7 @@ class Candidate(NamedTuple):
 
 
 class Polished(NamedTuple):
-    """Markov chains through the flow of a candidate, and the mass that they have found and the flow lacks."""
+    """Markov chains through the flow of a candidate, and the mass that they found and the flow misses."""
 
     candidate: Candidate
     chains: Chains
@@ -94,24 +94,24 @@ class Polished(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class State:
-    """All that is known in the course of a fit.
+    """The state of a fit.
 
     Attributes:
-        settings: what the fit was asked for.
+        settings: the arguments of the fit.
         search: the search for modes, with its compiled programs.
         learning_rate: of the next round.
         modes: Gaussians at the modes, the best first.
         whitening: the affine map that standardizes the target; None with `end=None`.
         base: the mixture that the flow starts from, in the coordinates of the whitening; None for the standard normal.
-        joined: how often Gaussians have joined the modes after a check.
+        joined: how often Gaussians were added to the modes after a check.
         initial: the untrained flow, in the coordinates of the whitening; None before one is built.
         trained: the flow after the last round, or `initial` again after a restart; at first the base alone.
         candidates: the fit after each stage, without those that have no density at all.
         rounds: rounds of training of this flow so far.
         is_enlarged: whether a larger flow has taken the place of the default one.
-        is_finer: whether this flow has twice the steps that it began with.
-        is_extended: whether training has gone on once because more draws did not confirm that the fit is good.
-        warm: Markov chains from random starts, after they have warmed up; None before.
+        is_finer: whether this flow has twice its initial number of steps.
+        is_extended: whether training was extended once because more draws did not confirm that the fit is good.
+        warm: Markov chains from random starts, after their warm-up; None before.
         is_tried: whether chains through the base alone have been tried.
         polished: Markov chains, at most one set for each of these flows.
         is_polished: whether chains have run through this flow.
@@ -155,13 +155,13 @@ class State:
 
     @property
     def missed(self) -> tuple[Missed, ...]:
-        """Mass that the latest fit lacks, by the last check, chains or draws that have found some."""
+        """Mass that the latest fit misses, according to the last check, chains or draws that found some."""
         latest = [] if self.evidence is None else [self.evidence]
         return next((one.missed for one in (*latest, *self.polished[-1:], *self.candidates[-1:]) if one.missed), ())
 
     @property
     def exact(self) -> Polished | None:
-        """The chains that have converged best; None where there are none, or none has and a flow is good without."""
+        """The chains that converged best; None without chains, or if none converged and a flow is good on its own."""
         best = min(self.polished, key=lambda one: (not one.is_good, one.chains.rhat), default=None)
         is_needed = best is None or best.is_good or self.settings.exact == "always" or not self.best.is_good
         return best if is_needed else None

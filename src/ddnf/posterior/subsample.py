@@ -4,9 +4,9 @@ With n rows, m of them in the subsample S, and a point c near the mode,
 
     log q(z) = log prior(z) + (n / m) sum_S (l_i(z) - l_i(c)) + g . d + d . H d / 2,    d = z - c,
 
-where g and H are what gradient and Hessian at c lack to those of all rows. It differs from the log density of all rows
-by the noise of the third order alone, which falls like n m^(-1/2) |d|^3: with many rows the posterior is so narrow that
-few of them are enough. `rows_needed` measures how many.
+where g and H are the gradient and Hessian at c of all rows, minus those of the subsample. The difference from the log
+density of all rows is third-order noise, n m^(-1/2) |d|^3. With many rows, the posterior is so narrow that a small
+subsample suffices. `rows_needed` measures its size.
 """
 
 from typing import Any
@@ -41,8 +41,8 @@ class Expansion(eqx.Module):
 class Subsampled(eqx.Module):
     """The log density by a subsample of rows, relative to its value at a point; see the formula above.
 
-    Outside of `radius` deviations the correction stays constant along rays, so that it cannot outweigh the tails of a
-    density that falls slower than a quadratic.
+    Beyond `radius` standard deviations, the correction is constant along rays, so that it cannot dominate the tails of
+    a density that falls more slowly than a quadratic.
     """
 
     rows: Rows = eqx.field(static=True)

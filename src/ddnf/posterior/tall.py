@@ -1,8 +1,8 @@
-"""Fits of targets with many rows: the fit is made with a subsample, and judged with all of them.
+"""Fits of targets with many rows: the fit uses a subsample, and is checked with all rows.
 
-All rows give the mode and the curvature there, which correct the subsample to second order (`subsample.py`). The fit
-then takes its usual course. Where all rows disagree with the subsample at draws of the result, it is made again with
-more rows, in the end with all.
+All rows give the mode and the curvature there, which correct the subsample to second order (`subsample.py`). The usual
+stages follow. If all rows disagree with the subsample at draws of the result, the fit is repeated with more rows, and
+finally with all rows.
 """
 
 import dataclasses
@@ -30,9 +30,9 @@ from ddnf.posterior.state import Settings, State
 from ddnf.posterior.subsample import NOISE, Expansion, rows_needed, some_rows, subsample
 from ddnf.posterior.target import Target
 
-# With fewer rows than this, a fit sees all of them.
+# With fewer rows than this, a fit uses all of them.
 SMALLEST = 20_000
-# The fewest rows of a subsample: at least, and for each dimension.
+# Minimum rows of a subsample, in total and per dimension.
 _FEWEST = 2000, 50
 # A subsample of more than this share of the rows is not worth its noise.
 _SHARE = 0.3
@@ -51,7 +51,7 @@ def is_tall(settings: Settings) -> bool:
 def fit_tall(
     settings: Settings, run: Callable[[Settings, tuple[Gaussian, ...]], State], conclude: Callable[[State], Posterior]
 ) -> Posterior:
-    """The fit of a target with many rows; `run` takes the usual stages, `conclude` makes a posterior of their end."""
+    """The fit of a target with many rows; `run` runs the usual stages, `conclude` makes a posterior of its end."""
     target, began = settings.target, time.perf_counter()
     rows = target.rows
     assert rows is not None
@@ -196,7 +196,7 @@ def _most(rows: Rows) -> int:
 
 
 def _more(judged: _Judged, count: int, rows: Rows) -> int:
-    """As many rows as should be enough: noise falls with the root of their number."""
+    """The number of rows that should suffice, given that noise falls with the square root of their number."""
     factor = (judged.noise / NOISE) ** 2 if np.isfinite(judged.noise) else np.inf
     return _rounded(int(count * np.clip(factor, 4, 1e6)), rows)
 
@@ -227,9 +227,9 @@ def _issues(judged: _Judged, count: int, rows: Rows) -> tuple[str, ...]:
     if judged.agrees or count == rows.count:
         return ()
     return (
-        f"The fit was made with {count} of {rows.count} rows, as many as fit into memory. The log density of all rows "
-        f"differs from it by {judged.noise:.2g} (deviation over draws) and moves means by up to "
-        f"{judged.change.mean_shift:.2f} deviations: reparameterize the model, or use importance_sample.",
+        f"The fit used {count} of {rows.count} rows, as many as fit into memory. The log density of all rows differs "
+        f"by {judged.noise:.2g} (standard deviation over draws), and moves means by up to "
+        f"{judged.change.mean_shift:.2f} standard deviations. Reparameterize the model, or use importance_sample.",
     )
 
 

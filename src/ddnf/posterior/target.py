@@ -18,7 +18,7 @@ from ddnf.posterior.sites import Site
 
 
 class Details(NamedTuple):
-    """What a probabilistic program knows beyond its density, for ArviZ.
+    """What a probabilistic program provides beyond its density, for ArviZ.
 
     Attributes:
         dims: names of the axes of each parameter and observation.
@@ -53,16 +53,16 @@ class Target(eqx.Module):
     Args:
         log_density: function of one point of shape (dim,) that JAX can trace and differentiate.
         dim: dimension.
-        constrain: from a point to what a user wants to see of it, such as a dict of constrained parameters; None
+        constrain: maps a point to the form that draws are returned in, such as a dict of constrained parameters; None
             for the point itself.
-        initial: from a random key to a point to start the search for modes from; None for uniform on [-2, 2]^dim.
+        initial: maps a random key to a start of the search for modes; None for uniform on [-2, 2]^dim.
         unconstrain: the inverse of `constrain`, for `Posterior.log_prob` of named draws; None if there is none.
         sites: returns a description of `constrain` by standard transforms, stored with a saved posterior.
-        details: returns what else a model knows: names of axes, data, their likelihood and predictions.
-        rows: data with many rows: arrays with a common leading axis, in any pytree. `log_density` is then the log prior
-            alone. Modes, curvature and the final judgement of a fit see all rows, in chunks; training sees as many as
-            it takes (see the guide on scaling). NumPy memory maps stay on disk.
-        log_likelihood: function of a point and one row, the log density of that row; with `rows` only.
+        details: returns other information about a model: names of axes, data, their likelihood and predictions.
+        rows: data with many rows: a pytree of arrays with a common leading axis. `log_density` is then the log prior
+            alone. Modes, curvature and the final check of a fit use all rows, in chunks; training uses as many rows as
+            it needs (see the guide on scaling). NumPy memory maps stay on disk.
+        log_likelihood: function of a point and one row that returns the log density of the row; only with `rows`.
 
     Example:
         >>> import jax.numpy as jnp
@@ -125,7 +125,7 @@ class Target(eqx.Module):
         return self._programs[name]
 
     def on(self, mesh: Mesh | None) -> "Target":
-        """The same target, computed by the devices of a mesh."""
+        """The same target, computed on the devices of a mesh."""
         other = copy.copy(self)
         object.__setattr__(other, "mesh", mesh)
         return other

@@ -1,7 +1,8 @@
-"""Chains from random starts to the bulk of a target, which modes may be far from.
+"""Chains from random starts to the bulk of a target, which may be far from its modes.
 
-Hierarchies have modes at the end of a funnel, with densities that grow without bound and no mass. Chains that start
-where the model says do not go there: they end in the bulk, and their moments give a better Gaussian than any mode.
+Hierarchical models have modes at the end of a funnel, where the density grows without bound but has no mass. Chains
+that start at random points of the model do not go there. They end in the bulk, and their moments give a better Gaussian
+than any mode.
 """
 
 from typing import NamedTuple
@@ -19,20 +20,20 @@ from ddnf.posterior.target import Target
 
 _LEAST_CHUNKS, _MOST_CHUNKS = 8, 60
 _MOST_GRADIENTS = 600_000
-# Chunks between two judgements, after the first ones.
+# Chunks between two convergence checks, after the first few.
 _OFTEN = 4
 # Draws of a chain by which it is judged whether they have met; the others are left out, evenly.
 _JUDGED = 100
-# R-hat of the later half of the draws at which chains have met.
+# R-hat of the later half of the draws below which the chains agree.
 _MET = 1.1
-# Leapfrog steps: as many as it takes to cross some deviations.
+# Leapfrog steps: enough to cross a few standard deviations.
 _SHORTEST, _LONGEST, _CROSSED = 4, 32, 2.0
-# A chain is lost if its log density is lower than most others' by this for each dimension.
+# A chain is lost if its log density is below the median by more than this per dimension.
 _LOST = 5.0
 
 
 class Warm(NamedTuple):
-    """Where chains are after warming up, moments of the later half of their draws, and figures.
+    """The chains after their warm-up, the moments of the later half of their draws, and diagnostics.
 
     Attributes:
         z: the last points of the chains.
@@ -84,7 +85,7 @@ def warm_up(key: PRNGKeyArray, space: Space, starts: Float[Array, "n dim"]) -> W
 
 
 def _without_lost(key: PRNGKeyArray, position: Position) -> Position:
-    """Chains that are lost go on from where others are."""
+    """Moves lost chains to the positions of other chains."""
     log_p = np.asarray(position.log_p, float)
     is_lost = ~(log_p > np.median(log_p) - _LOST * position.x.shape[1])
     if not is_lost.any() or is_lost.all():

@@ -1,4 +1,4 @@
-"""Markov chains of a posterior in its file: draws, figures, and what it takes to continue them."""
+"""Markov chains of a posterior in its file: draws, diagnostics, and the state needed to continue them."""
 
 import math
 from typing import Any

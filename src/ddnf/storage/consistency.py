@@ -1,4 +1,4 @@
-"""Checks that a loaded model is one that could have been saved: shapes that agree, finite numbers, sensible ranges."""
+"""Checks that a loaded model is valid: consistent shapes, finite numbers and allowed ranges."""
 
 import math
 from collections.abc import Iterable

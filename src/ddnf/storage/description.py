@@ -20,7 +20,7 @@ from jaxtyping import PyTree
 from ddnf.storage.file import check_arrays, is_array, is_key, unpack
 from ddnf.storage.parts import KINDS, UnknownPartError, kind_of
 
-# Building a part or a hidden layer takes about 10 ms: a file must not make us build for minutes.
+# Building a part or a hidden layer takes about 10 ms. The limit keeps a crafted file from taking minutes.
 MAX_PARTS = 200
 
 

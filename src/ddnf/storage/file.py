@@ -69,13 +69,13 @@ def write(
 
 
 def is_model(path: Path) -> bool:
-    """Whether a file begins like a model file. Its content is not checked."""
+    """Whether a file starts like a model file. Its content is not checked."""
     with open(path, "rb") as file:
         return _read_metadata(file) is not None
 
 
 def read(path: str | os.PathLike[str]) -> tuple[str, dict[str, Any], dict[str, np.ndarray]]:
-    """The kind, header and arrays of a model file (see `write`); anything but an intact one is a `ValueError`."""
+    """The kind, header and arrays of a model file (see `write`); raises a `ValueError` unless the file is intact."""
     if os.path.exists(path) and not os.path.isfile(path):
         raise _error(path, "which is a folder or device")
     with open(path, "rb") as file:

@@ -79,12 +79,12 @@ def save(path: str | PathLike, model: Posterior | Density, *, overwrite: bool = 
 def load(
     path: str | PathLike, *, target: Target | None = None, like: AbstractBijection | None = None
 ) -> Posterior | Density:
-    """Loads a posterior or a density from its file. No code in the file is run: there is none.
+    """Loads a posterior or a density from a file. This runs no code from the file, which only contains data.
 
     Args:
         path: a file that `save` has written.
-        target: what the posterior was fitted to, for named draws and importance weights; the file does not hold it.
-        like: a bijection of the same structure, for a flow with fields or parts of your own.
+        target: the target of the posterior, for named draws and importance weights; the file does not store it.
+        like: a bijection of the same structure, for a flow with custom fields or parts.
 
     Example:
         >>> import ddnf, jax.random as jr, numpy as np, tempfile
@@ -189,8 +189,8 @@ def _row(cells: list[Any]) -> Row:
 
 def _warn_missing(names: list[str]) -> None:
     message = (
-        f"Draws of this posterior do not have {', '.join(names)} as fitted: the file cannot hold the functions that "
-        "compute them. Load it with its target: ddnf.load(path, target=...)."
+        f"Draws of this posterior will not include {', '.join(names)}, because a file cannot store the functions that "
+        "compute them. Load the posterior with its target: ddnf.load(path, target=...)."
     )
     warnings.warn(message, UserWarning, stacklevel=3)
 

@@ -1,6 +1,6 @@
 """The parts that a description may name: for each class its settings, how they are read, and how it is built.
 
-Nothing outside of this table is ever built from a file: nothing is imported by name or unpickled.
+Only parts in this table are ever built from a file; nothing is imported by name or unpickled.
 """
 
 import inspect

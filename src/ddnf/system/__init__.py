@@ -1,4 +1,4 @@
-"""Files, checks of arguments and optional libraries; imports nothing else of ours."""
+"""Files, checks of arguments and optional libraries; imports no other room."""
 
 from ddnf.system.checks import check_count, check_key
 from ddnf.system.files import check_overwrite, claim_folder, contains_mark, open_atomic, write_atomic

@@ -12,17 +12,17 @@ _LARGEST = 2 * 1024**3
 
 
 def cache_compilation(folder: str | os.PathLike[str] | None = None) -> Path | None:
-    """Keeps compiled programs on disk, so that later processes find them: a fit then starts in a second or two.
+    """Keeps compiled programs on disk for later processes, so that a fit starts within a second or two.
 
-    The entries are executable code: whoever can write to the folder can run code as you. So it is made with permissions
-    for its owner alone, and a folder that others can write to is not used. The cache costs no results: entries that
-    cannot be read are compiled again. The oldest ones are removed beyond 2 GB. The `ddnf` command calls this by itself.
+    Cache entries are executable code, so anyone who can write to the folder can run code as you. The folder is created
+    with permissions for its owner only, and is not used if others can write to it. Entries that cannot be read are
+    compiled again. Beyond 2 GB, the oldest entries are removed. The `ddnf` command calls this function by default.
 
     Args:
-        folder: where to keep them; None for the variable DDNF_CACHE, else `ddnf` in the user's own cache folder. With
-            DDNF_CACHE=off nothing is cached.
+        folder: the cache folder; None for the environment variable DDNF_CACHE, or else `ddnf` in the user's cache
+            folder. With DDNF_CACHE=off, nothing is cached.
 
-    Returns the folder, or None, with a warning, where there is no cache.
+    Returns the folder, or None with a warning if there is no cache.
 
     Example:
         >>> import jax, tempfile
@@ -61,7 +61,7 @@ def _user_folder() -> Path:
 
 def _problem(path: Path) -> str | None:
     if not os.access(path, os.W_OK | os.X_OK):
-        return "the folder cannot be written to"
+        return "the folder is not writable"
     if os.name == "nt":
         return None
     status = path.stat()

@@ -1,4 +1,4 @@
-"""Checks of arguments before anything is traced: one line that says what was expected."""
+"""Checks of arguments before anything is traced, with one-line errors."""
 
 from numbers import Integral
 from typing import Any

@@ -1,4 +1,4 @@
-"""Programs that compile in less time and run more slowly, for work that is done once or a few hundred times."""
+"""Programs that compile faster and run more slowly, for work that is done once or a few hundred times."""
 
 import contextvars
 from collections.abc import Callable, Iterator
@@ -49,9 +49,9 @@ def quick_jit(function: Callable) -> Quick:
 
 @contextmanager
 def compiling_ahead(compile_all: Callable[[], None]) -> Iterator[None]:
-    """Runs a function that compiles programs in a thread beside the body, which XLA does without Python's lock.
+    """Runs a function that compiles programs in a background thread, which XLA does without Python's global lock.
 
-    What it raises is raised at the end of the body, which waits for it.
+    The end of the body waits for the function and raises its exceptions.
 
     Example:
         >>> function = jax.jit(lambda x: 2 * x)
@@ -73,6 +73,6 @@ def _options() -> dict[str, Any]:
         return {}
     try:
         jax.jit(lambda: 0, compiler_options=_QUICK)()
-    except Exception:  # an unknown option, in whatever way it is refused
+    except Exception:  # an unknown option can raise any error
         return {}
     return _QUICK

@@ -1,4 +1,4 @@
-"""Files and folders of ours: written atomically, and never in place of a file that is not ours."""
+"""Writes files atomically, and never overwrites files or folders that ddnf did not write."""
 
 import contextlib
 import errno
@@ -67,21 +67,21 @@ def check_overwrite(
     *,
     kind: str = "",
     is_ours: Callable[[Path], bool] = lambda _: False,
-    hint: str = "Choose another name, or move that file away.",
+    hint: str = "Choose another name, or move this file.",
 ) -> None:
-    """Raises a ValueError if `path` is an existing file that is not one of ours.
+    """Raises a ValueError if `path` is an existing file that ddnf did not write.
 
     Args:
-        path: the file that is about to be written.
-        kind: what may be replaced, such as "a ddnf model"; empty if nothing may.
-        is_ours: tells for an existing regular file whether we wrote it.
-        hint: what the user can do.
+        path: the file that will be written.
+        kind: the kind of file that may be replaced, such as "a ddnf model"; empty if none may.
+        is_ours: whether ddnf wrote a given regular file.
+        hint: advice for the user.
 
     Example:
         >>> check_overwrite("/etc/passwd")
         Traceback (most recent call last):
         ...
-        ValueError: Expected a new file to write to; '/etc/passwd' exists. Choose another name, or move that file away.
+        ValueError: Expected a new file to write to; '/etc/passwd' exists. Choose another name, or move this file.
     """
     path = Path(path)
     if not path.is_file() or is_ours(path):  # folders and devices are refused by `open_atomic`
@@ -91,10 +91,10 @@ def check_overwrite(
 
 
 def contains_mark(path: Path, mark: bytes) -> bool:
-    """Whether the first 4 KB of a file contain the bytes `mark`, by which we recognise a file of ours.
+    """Whether the first 4 KB of a file contain the bytes `mark`, which identify files that ddnf wrote.
 
     Example:
-        >>> contains_mark(Path(__file__), b"Files and folders of ours")
+        >>> contains_mark(Path(__file__), b"Writes files atomically")
         True
     """
     with open(path, "rb") as file:
@@ -102,10 +102,10 @@ def contains_mark(path: Path, mark: bytes) -> bool:
 
 
 def claim_folder(folder: Path, marker: str, content: str) -> str:
-    """Makes a folder ours by a marker file, and returns what the marker says.
+    """Marks a folder as written by ddnf, and returns the content of its marker file.
 
-    The folder is created if needed. An existing one is accepted if it is empty or holds the marker already, whose
-    content then stays as it is; any other folder is refused, because what is in it is not ours to delete.
+    The folder is created if needed. An existing folder must be empty or already contain the marker, which is then not
+    changed. Any other folder raises an error, because its files must not be deleted.
 
     Example:
         >>> import tempfile
@@ -119,8 +119,8 @@ def claim_folder(folder: Path, marker: str, content: str) -> str:
         if not file.is_file():
             if not all(map(_is_temporary, folder.iterdir())):
                 raise ValueError(
-                    f"Expected an empty or new folder, or one of ours with a file {marker}; got {str(folder)!r}, "
-                    "which holds other files. Nothing was changed: choose another folder."
+                    f"Expected a new or empty folder, or one with the marker file {marker}; got {str(folder)!r}, "
+                    "which contains other files. Nothing was changed; choose another folder."
                 )
             write_atomic(file, content)
         return file.read_text("utf-8")

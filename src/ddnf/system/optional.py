@@ -1,4 +1,4 @@
-"""Libraries that only some users need: imported where they are used, with a word on how to get them."""
+"""Optional libraries: imported on first use, with an error that explains how to install them."""
 
 from importlib import import_module
 from types import ModuleType

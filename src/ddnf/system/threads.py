@@ -1,7 +1,7 @@
 """One thread for the linear algebra of small matrices.
 
-OpenBLAS shares even a 10 x 10 triangular solve between threads, which then wait for each other: microseconds become
-milliseconds where another program keeps a core busy.
+OpenBLAS splits even a 10 x 10 triangular solve between threads, which then wait for each other. If another program
+keeps a core busy, microseconds become milliseconds.
 """
 
 from collections.abc import Iterator

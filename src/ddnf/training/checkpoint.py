@@ -1,7 +1,7 @@
-"""Checkpoints of a training run: written by orbax, resumed only by the run that wrote them.
+"""Checkpoints of a training run: written by Orbax, and resumed only by the run that wrote them.
 
-All of them are in a subfolder `ddnf-checkpoints`, which a marker file makes ours. Each checkpoint in it carries a
-marker too; whatever else is in these folders is neither read nor removed.
+Checkpoints are in a subfolder `ddnf-checkpoints` with a marker file, and each checkpoint has its own marker. Other
+files in these folders are neither read nor removed.
 """
 
 import contextlib
@@ -46,8 +46,8 @@ class Checkpoints:
         self._marker = json.dumps(dict(format="ddnf checkpoint", run=run))
         if claim_folder(self.folder, _MARKER, self._marker) != self._marker:
             raise ValueError(
-                f"Expected checkpoints of this run in {str(self.folder)!r}; got those of a run with other arguments, "
-                "data or key. Use another folder, or delete this one."
+                f"Expected checkpoints of this run in {str(self.folder)!r}; got checkpoints of a run with different "
+                "arguments, data or key. Use another folder, or delete this one."
             )
         for path in _checkpoints(self.folder):
             if not (path / _STATE).is_dir():  # the run was killed while it wrote or removed this one
@@ -155,7 +155,7 @@ def _checkpoints(folder: Path) -> list[Path]:
 def _remove(path: Path) -> None:
     """Removes what we wrote into the folder of a checkpoint, and the folder if nothing else is in it."""
     with contextlib.suppress(FileNotFoundError):
-        # Renamed first: a state that is only partly removed must not be taken for a complete one.
+        # Renamed first, so that a partly removed state is never mistaken for a complete one.
         (path / _STATE).rename(path / f"{_REMOVED}{secrets.token_hex(8)}")
     for pattern in (f"{_REMOVED}*", f"{_STATE}.orbax-checkpoint-tmp*"):
         for entry in path.glob(pattern):

@@ -1,4 +1,4 @@
-"""A chunk of training steps: compiled as one program, or step by step around something that answers questions."""
+"""A chunk of training steps: compiled as one program, or run step by step around an oracle."""
 
 from abc import abstractmethod
 from collections.abc import Callable
@@ -27,9 +27,9 @@ class Draw(NamedTuple):
 
 
 class MeanLoss(eqx.Module):
-    """A loss that is a mean over rows: each device computes it for its own rows, and they exchange once a step.
+    """A loss that is a mean over rows: each device computes it for its own rows, with one exchange per step.
 
-    What is random about a row is drawn before, for all rows together, so that it does not depend on the devices.
+    Random numbers are drawn beforehand for all rows together, so that they do not depend on the devices.
     """
 
     @abstractmethod
@@ -45,14 +45,14 @@ class MeanLoss(eqx.Module):
 
 
 class Oracle(NamedTuple):
-    """What the loss of a step needs and is not compiled with it, such as the log density of a user's model.
+    """Provides inputs of a step's loss that are not compiled with it, such as the log density of a user's model.
 
     Attributes:
-        ask: from the parameters and a key to what is asked; compiled with the training.
-        answer: from what is asked to a tuple of answers; a function of its own. ``(asked, *answers)`` are the `rows` of
-            the step's `Draw`.
+        ask: from the parameters and a key to a query; compiled with the training.
+        answer: from a query to a tuple of answers; a separate function. ``(query, *answers)`` are the `rows` of the
+            step's `Draw`.
         rows: shapes and types of these.
-        is_short: whether there are so few steps that they should compile in less time and run more slowly.
+        is_short: whether there are so few steps that they should compile faster and run more slowly.
     """
 
     ask: Callable[[PyTree, PRNGKeyArray], Any]
@@ -109,7 +109,7 @@ def run_chunk(
     carry, records = (state.parameters, state.memory, state.average), []
     rows = share_rows(run.mesh, jax.tree.map(lambda row: np.zeros(row.shape, row.dtype), oracle.rows))
     step = _short_step if oracle.is_short else _long_step
-    # The step before the first changes nothing: it asks for the first.
+    # An initial step changes nothing; it only computes the first query.
     for number in range(-1, run.length):
         taken = step(run, oracle.ask, carry, static, keys, np.int32(number), first, rows)
         carry, record, asked = wait_for(run.mesh, taken)
@@ -135,7 +135,7 @@ def _run(run: Chunk, state: State, static: PyTree, data: PyTree, held_out: PyTre
 
 
 def _step(run: Chunk, ask: Callable, carry, static, keys, number, first, rows):
-    """One step, and what is asked for the next."""
+    """One step, and the query of the next step."""
     draw = Draw(keys[number], first + number, rows)
     carry, record = _iterate(run, static, carry, draw, (number >= 0) & (draw.step < run.steps))
     asked = ask(eqx.combine(carry[0], static), keys[number + 1])
@@ -151,7 +151,7 @@ def _end(run, state, static, held_out, carry, records):
 
 
 def _iterate(run: Chunk, static, carry, draw: Draw, is_within):
-    """A step of the optimizer; none if loss or gradient are not finite, or where the step is not within the run."""
+    """A step of the optimizer; skipped if loss or gradient are not finite, or if the step is beyond the run."""
     arrays, memory, average = carry
     value, gradient = _value_and_gradient(run, static, arrays, draw)
     updates, new_memory = run.update(gradient, memory, arrays)
@@ -184,7 +184,7 @@ def _end_of_chunk(run: Chunk, state: State, static, held_out, carry, records) ->
     values = mean if run.validate is None else run.validate(eqx.combine(candidate, static), held_out)
     values = jnp.where(jnp.isnan(values), jnp.inf, values)
     value = jnp.ravel(values)[0]
-    # Without validation the last parameters are returned, unless the loss has clearly risen since.
+    # Without validation, the last parameters are returned unless the loss has clearly risen.
     noise = jnp.sqrt(jnp.sum(jnp.where(finite, (losses - mean) ** 2, 0.0))) / count
     better = value < state.best_value + (4 * noise if run.validate is None else 0.0)
     missed = jnp.sum(within) - jnp.sum(finite)

@@ -1,8 +1,8 @@
-"""Several devices: rows are shared among them, parameters are on all of them.
+"""Several devices: rows are sharded over them, and parameters are replicated.
 
-The program is that of one device, and the compiler distributes it: whatever a step computes from its rows is computed
-where the rows are, and gradients are summed over the devices. Random numbers do not depend on the number of devices.
-Where the compiler would exchange many small arrays, `mean_of_devices` exchanges one.
+The program is written for one device, and the compiler distributes it. Computations on rows run on the device that
+holds the rows, and gradients are summed over the devices. Random numbers do not depend on the number of devices. Where
+the compiler would exchange many small arrays, `mean_of_devices` exchanges one.
 """
 
 from collections.abc import Callable
@@ -72,7 +72,7 @@ def process_count(mesh: Mesh | None) -> int:
 
 
 def share_rows(mesh: Mesh | None, tree: PyTree) -> PyTree:
-    """Arrays cut along their first axis, a part for each device; on all of them where they cannot be cut evenly."""
+    """Arrays sharded along their first axis; replicated if they cannot be split evenly."""
     if mesh is None:
         return tree
 
@@ -84,7 +84,7 @@ def share_rows(mesh: Mesh | None, tree: PyTree) -> PyTree:
 
 
 def share_steps(mesh: Mesh | None, tree: PyTree) -> PyTree:
-    """The rows (steps, rows, ...) that this process has for each step, with those of all other processes."""
+    """Global arrays (steps, rows, ...) made of the rows that each process has for each step."""
     if mesh is None:
         return tree
     sharding = NamedSharding(mesh, PartitionSpec(None, AXIS))
@@ -97,7 +97,7 @@ def copy_to_all(mesh: Mesh | None, tree: PyTree) -> PyTree:
         return tree if mesh is None else jax.device_put(tree, everywhere(mesh))
 
     def put(array):
-        # Of several processes, each has the array on its own device; only what is on the host can be put on all.
+        # With several processes, each has the array on its own device. Only host arrays can be replicated.
         if isinstance(array, jax.Array) and jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
             return jr.wrap_key_data(put(jr.key_data(array)), impl=jr.key_impl(array))
         return jax.device_put(np.asarray(array), everywhere(mesh))
@@ -111,7 +111,7 @@ def gather(mesh: Mesh | None, tree: PyTree) -> PyTree:
 
 
 def shared_rows(mesh: Mesh | None, rows: Array) -> Array:
-    """Inside of a compiled function: rows that the devices are to share, if they can be cut evenly.
+    """Inside a compiled function: rows that the devices share if they can be split evenly.
 
     Example:
         >>> shared_rows(None, jnp.zeros((3, 2))).shape
@@ -123,9 +123,9 @@ def shared_rows(mesh: Mesh | None, rows: Array) -> Array:
 
 
 def shared_map(mesh: Mesh | None, function: Callable[[PyTree, Array], PyTree], model: PyTree, rows: Array) -> PyTree:
-    """Inside of a compiled function: function(model, rows) with as many rows, of which each device computes its own.
+    """Inside a compiled function: function(model, rows), which returns as many rows; each device computes its own.
 
-    The function is compiled for one device: the compiler need not know how to distribute what it does.
+    The function is compiled for one device, so the compiler need not be able to distribute it.
 
     Example:
         >>> shared_map(mesh_of(1), jnp.multiply, jnp.array(2.0), jnp.ones(2)).tolist()
@@ -145,10 +145,10 @@ def shared_map(mesh: Mesh | None, function: Callable[[PyTree, Array], PyTree], m
 def mean_of_devices(
     mesh: Mesh | None, function: Callable[[PyTree, PyTree], PyTree], model: PyTree, rows: PyTree
 ) -> PyTree:
-    """Inside of a compiled function: function(model, rows), whose arrays are means over the rows.
+    """Inside a compiled function: function(model, rows), whose arrays are means over the rows.
 
-    Each device computes them from its own rows, and their mean is one exchange of one vector: each exchange takes the
-    time of a message however small it is, and the compiler would put one into every loop with a gradient.
+    Each device computes them from its own rows, and one exchange of one vector averages them. Even a small exchange has
+    the latency of a message, and the compiler would put one into every loop with a gradient.
 
     Example:
         >>> mean_of_devices(mesh_of(1), lambda model, rows: jnp.mean(model * rows), jnp.array(2.0), jnp.ones(2)).item()
@@ -167,7 +167,7 @@ def mean_of_devices(
 
 
 def on_all(mesh: Mesh | None, tree: PyTree) -> PyTree:
-    """Inside of a compiled function: arrays of which each device gets a copy.
+    """Inside a compiled function: arrays that are replicated on all devices.
 
     Example:
         >>> on_all(None, jnp.ones(2)).tolist()
@@ -177,8 +177,8 @@ def on_all(mesh: Mesh | None, tree: PyTree) -> PyTree:
 
 
 def wait_for(mesh: Mesh | None, tree: PyTree) -> PyTree:
-    """The results of a program of several devices, when it has ended: two at once can wait for each other forever in
-    the thread pool of a CPU.
+    """Waits for the results of a program on several devices, because two such programs at once can deadlock in the
+    thread pool of a CPU.
 
     Example:
         >>> wait_for(None, jnp.ones(2)).tolist()

@@ -1,7 +1,7 @@
-"""What each chunk of training steps sees: a key for each step, and its rows, from memory or from a stream.
+"""The inputs of each chunk of training steps: a key per step, and its rows, from memory or from a stream.
 
-Rows in the memory of one process stay on its devices, and steps get row numbers. Rows of a `Stream`, and rows that
-several processes share, are put in the order of the steps on the host, a chunk at a time.
+Rows in the memory of one process stay on its devices, and steps receive row numbers. Rows of a `Stream`, and rows that
+several processes share, are arranged on the host in the order of the steps, one chunk at a time.
 """
 
 from typing import Any, Protocol, runtime_checkable
@@ -18,11 +18,11 @@ from ddnf.training.devices import check_batch, copy_to_all, process_count, share
 
 @runtime_checkable
 class Stream(Protocol):
-    """Rows in random order without end, such as those of files that do not fit in memory.
+    """An endless stream of rows in random order, such as those of files that do not fit in memory.
 
     Attributes:
-        count: rows of an epoch.
-        mark: arrays that tell this stream from others, for checkpoints.
+        count: rows per epoch.
+        mark: arrays that identify this stream, for checkpoints.
     """
 
     count: int

@@ -1,4 +1,4 @@
-"""One optimisation loop for every objective: scanned, resumable, guarded against NaN, with a progress bar."""
+"""One optimisation loop for all objectives: scanned, resumable, robust to NaN, with a progress bar."""
 
 import time
 import warnings
@@ -27,7 +27,7 @@ from ddnf.training.processes import from_first, is_first, one_clear_end
 
 TOO_MANY_BAD = "too many steps were not finite"
 
-# Two chunks at once, from two threads, can wait for each other forever in the thread pool of a CPU with few cores.
+# Two chunks from two threads can deadlock in the thread pool of a CPU with few cores.
 _RUNNING = Lock()
 
 
@@ -35,8 +35,8 @@ class Fit(NamedTuple):
     """The result of `fit`.
 
     Attributes:
-        parameters: the best by the validation value; without validation the last, or those from before a lasting rise
-            of the loss.
+        parameters: the best by the validation value. Without validation, the last, or those before a lasting rise of
+            the loss.
         losses: mean training loss of each chunk of steps; NaN where no step of it was finite.
         values: the validation value after each chunk; a row of values where `validate` returns more than one.
         seconds: wall time of each chunk, NaN for those before a run was resumed; the first of a run compiles.
@@ -132,35 +132,36 @@ def fit(
 ) -> Fit:
     """Minimizes `loss(parameters, draw)` with optax, in compiled chunks of many steps.
 
-    The host acts between chunks only: it updates the progress bar, compares validation values, writes checkpoints, and
-    stops early or when more than half of a chunk's steps were not finite. A run that is killed and started again with
-    the same arguments and `checkpoint` ends with the same parameters, bit for bit.
+    Between chunks, the host updates the progress bar, compares validation values, writes checkpoints, and stops early
+    or if more than half of a chunk's steps were not finite. An interrupted run that is started again with the same
+    arguments and `checkpoint` ends with bitwise identical parameters.
 
     Args:
         key: random key; each step derives its own.
         parameters: any pytree; its floating-point arrays are trained (those under `paramax.NonTrainable` not).
         loss: the loss of a step from the parameters and a `Draw` (key, step, rows of the data). With a `MeanLoss`,
-            several devices exchange once a step; with others, the compiler decides when they do.
+            several devices exchange data once per step; otherwise, the compiler decides when they do.
         steps: number of steps.
         optimizer: any optax optimizer.
         data: pytree of arrays with a common leading axis; each step sees `batch` rows, by random permutations. Or a
-            `Stream` of rows, whose order is its own.
-        oracle: what each step asks before its loss is computed, in place of data. Steps are then dispatched one by one,
-            and their program does not depend on who answers: it is compiled once for all of them.
+            `Stream` of rows, which has its own order.
+        oracle: an `Oracle` that each step queries before its loss is computed, instead of data. Steps are then
+            dispatched one by one, and their program does not depend on the oracle, so it is compiled once for all.
         validate: value to minimize, from the parameters and `held_out`, computed after each chunk; decides which
-            parameters are returned. Of an array of values the first decides; the others are only recorded.
+            parameters are returned. For an array of values, the first decides, and the others are only recorded.
         chunk: steps per compiled call.
         patience: stop after this many chunks without a better validation value.
-        average: decay of a moving average of the parameters, such as 0.999; the average is what is validated and
-            returned. It removes the noise that a constant learning rate leaves.
-        checkpoint: folder for checkpoints (needs orbax-checkpoint); a run found there is resumed.
+        average: decay of a moving average of the parameters, such as 0.999; the average is validated and returned. It
+            removes the noise of a constant learning rate.
+        checkpoint: folder for checkpoints (needs orbax-checkpoint); an interrupted run resumes from there.
         checkpoint_seconds: time between checkpoints.
-        devices: "all", a number of devices, or a mesh with one axis: they share the rows of each step, and the result
-            is that of one device up to rounding. None for JAX's default device. A run may be resumed with others. A
-            loss or an oracle that makes its own rows has to share them itself.
+        devices: the devices that share the rows of each step: "all", a number, or a mesh with one axis. None for JAX's
+            default device. The result agrees with that of one device up to rounding. A run may be resumed with other
+            devices. A loss or an oracle that makes its own rows must shard them itself.
         progress: whether to show a progress bar.
-        warn: whether to warn about steps that were not finite; a caller that trains again reports on its own result.
-        capacity: steps for which the state has room, if more than `steps`: runs of one capacity share a program.
+        warn: whether to warn about steps that were not finite; False for callers that report on their own results.
+        capacity: number of steps that the state has room for, if more than `steps`; runs of one capacity share a
+            program.
 
     Example:
         >>> import jax.numpy as jnp, jax.random as jr, optax
@@ -230,7 +231,7 @@ def _done(state, chunk, steps):
 
 
 def _reason(state, chunk, steps, patience) -> str | None:
-    """Why a run ends here, or None if it goes on."""
+    """Why a run ends here, or None if it continues."""
     if int(state.chunk) > 0 and float(state.bad) > 0.5:
         return TOO_MANY_BAD
     if _done(state, chunk, steps) == steps:
@@ -253,11 +254,11 @@ def _warn(skipped, taken, reason):
     if reason == TOO_MANY_BAD:
         message = (
             f"Training stopped after {taken} steps because {skipped} of them had a non-finite loss or gradient. The "
-            "result has the best parameters from before. Try a smaller learning rate, float64, or a finite loss."
+            "result has the best earlier parameters. Try a smaller learning rate, float64, or a finite loss."
         )
         warnings.warn(message, RuntimeWarning, stacklevel=4)
     elif skipped:
-        message = f"{skipped} of {taken} steps were skipped: their loss or gradient was not finite."
+        message = f"{skipped} of {taken} steps were skipped because their loss or gradient was not finite."
         warnings.warn(message, RuntimeWarning, stacklevel=4)
 
 

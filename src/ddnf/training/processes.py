@@ -1,8 +1,8 @@
 """Several processes that share one fit, over `jax.distributed`.
 
-Where coordinator, number and rank are given, the processes first meet at the coordinator's address over connections of
-our own: a wrong rank or a process that does not come is then one clear line, where JAX's runtime would abort. The
-connections stay open. Where one closes before its process is done, the others end too.
+If the coordinator, the number of processes and the rank are given, the processes first connect to the coordinator's
+address over their own sockets. A wrong rank or a missing process then raises a clear error, where JAX's runtime would
+abort. The connections stay open. If one closes before its process is done, the other processes exit too.
 """
 
 import atexit
@@ -36,16 +36,16 @@ def initialize(
     *,
     timeout: float | None = None,
 ) -> None:
-    """Joins this process to others that run the same program, so that `devices="all"` means those of all of them.
+    """Connects this process to others that run the same program, so that `devices="all"` means the devices of all.
 
-    Call it before JAX computes anything. On Slurm, Kubernetes, TPUs and with Open MPI, JAX finds the arguments itself.
-    When a process dies, the others end with a line that says so.
+    Call this before JAX computes anything. With Slurm, Kubernetes, TPUs and Open MPI, JAX finds the arguments itself.
+    If a process dies, the others exit with a message.
 
     Args:
         coordinator: address and port of the first process, such as "10.0.0.1:1234".
         processes: number of processes.
         rank: number of this process, from 0.
-        timeout: seconds to wait for the others; None for 60, or 300 where JAX finds the arguments.
+        timeout: seconds to wait for the others; None for 60, or 300 if JAX finds the arguments.
 
     Example:
         >>> initialize("localhost", 2, 0)
@@ -89,7 +89,7 @@ def is_first() -> bool:
 
 
 def fail() -> None:
-    """Tells the other processes, when this one ends, that it has not done its work."""
+    """Tells the other processes that this process failed, when it ends."""
     _FAILED.set()
 
 
@@ -100,7 +100,7 @@ def from_first(processes: int, tree: PyTree) -> PyTree:
 
 @contextlib.contextmanager
 def one_clear_end(processes: int) -> Iterator[None]:
-    """Inside, an error of the connections between processes becomes one that says what happened."""
+    """Turns errors of the connections between processes into one that explains what happened."""
     try:
         yield
     except Exception as error:
@@ -112,15 +112,15 @@ def one_clear_end(processes: int) -> Iterator[None]:
 
 
 def _line(who: str) -> str:
-    return f"{who} of this run has ended, so this one ends too. Start all again: with a checkpoint, they go on from it."
+    return f"{who} of this run has ended, so this one ends too. Restart all processes; with a checkpoint, they resume."
 
 
 def _keep_sender_running() -> None:
-    """Makes this process a batch job for Linux, if it has one core and nobody chose how it is scheduled.
+    """Sets the batch scheduling policy of Linux, if this process has one core and the default policy.
 
-    Gloo sends while it holds a lock. On one core, its thread that receives would interrupt that, and poll for the lock
-    until its time is up: 4 ms for each message. Threads of batch jobs do not interrupt each other when they wake up;
-    later threads inherit this.
+    Gloo holds a lock while it sends. On one core, its receiving thread would preempt the sender and poll for the lock
+    until its time slice ends, which takes 4 ms per message. Threads with the batch policy do not preempt each other
+    when they wake up. Later threads inherit the policy.
     """
     if not hasattr(os, "SCHED_BATCH") or len(os.sched_getaffinity(0)) > 1:
         return
@@ -138,8 +138,8 @@ def _start(how: dict[str, Any]) -> None:
         raise ValueError("Expected initialize to be called before JAX computes anything; it already has.") from error
     except ValueError as error:
         raise ValueError(
-            "Expected Slurm, Kubernetes or MPI to say where the other processes are; found none of them. Give the "
-            "coordinator, the number of processes and the rank."
+            "Expected Slurm, Kubernetes or MPI to provide the addresses of the processes; found none of these. Pass "
+            "the coordinator, the number of processes and the rank."
         ) from error
 
 
@@ -182,14 +182,14 @@ def _gather(port: int, processes: int, deadline: float, timeout: float) -> dict[
                     raise ValueError(
                         f"Expected {processes} processes; rank {lacking} did not come within {timeout:g} seconds."
                     )
-                # Those that have come say nothing more: a connection with news is one that has closed.
+                # Connected processes send nothing more, so a readable connection has closed.
                 if gone := [rank for rank, link in links.items() if link in ready]:
                     _refuse(f"rank {gone[0]} has ended before all have come", links.values(), processes)
                 try:
                     link = closed_after_an_error.enter_context(listener.accept()[0])
                     theirs, total = (int(word) for word in _receive(link, deadline).split())
                 except (TimeoutError, ValueError):
-                    continue  # something else that connects to ports
+                    continue  # a client that is not one of the processes
                 _check_newcomer(theirs, total, link, links, processes)
                 links[theirs] = link
         for link in links.values():
@@ -199,7 +199,7 @@ def _gather(port: int, processes: int, deadline: float, timeout: float) -> dict[
 
 
 def _check_newcomer(theirs: int, total: int, link: socket.socket, links: dict[int, socket.socket], processes: int):
-    """Raises if a process does not fit to those that have come, and tells them all."""
+    """Raises, and informs all processes, if a new process does not match the connected ones."""
     fault = f"rank {theirs} is given twice" if theirs in links else None
     fault = f"one process expects {total} processes, another {processes}" if total != processes else fault
     if fault is not None:
@@ -207,7 +207,7 @@ def _check_newcomer(theirs: int, total: int, link: socket.socket, links: dict[in
 
 
 def _refuse(fault: str, links: Iterable[socket.socket], processes: int) -> NoReturn:
-    """Tells the other processes why this run does not begin, and raises."""
+    """Tells the other processes why this run does not start, and raises."""
     for link in links:
         with contextlib.suppress(OSError):
             link.sendall(f"{fault}\n".encode())
@@ -245,7 +245,7 @@ def _receive(link: socket.socket, deadline: float) -> str:
 
 
 def _watch(links: dict[int, socket.socket]) -> None:
-    """Ends this process as soon as another one has gone without a word."""
+    """Ends this process as soon as another process has closed its connection unexpectedly."""
     waiting = [threading.Thread(target=_wait, args=(*link, links), daemon=True) for link in links.items()]
     for link in links.values():
         link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

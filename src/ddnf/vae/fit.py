@@ -72,16 +72,16 @@ def fit_vae(
         vae: the model.
         images: rows to train on.
         valid: rows that pick the epoch, already in the form that the model takes.
-        test: rows whose -ELBO is recorded after each epoch; they decide nothing.
+        test: rows whose -ELBO is recorded after each epoch; they do not affect training.
         pixels: how rows are preprocessed in training: "given" (not at all), "grey" (bytes divided by 255), or
             "dynamic" (bytes, re-binarised every epoch: 1 with the probability of the grey value).
         optimizer: any optax optimizer; by default Adam with the paper's rate of 0.001, and clipped gradients.
         average: decay of a moving average of the parameters, which is validated and returned. None for the parameters
             themselves.
         warm_up: epochs over which the weight of the KL term rises to 1.
-        checkpoint: folder for checkpoints; a run found there is resumed.
-        devices: "all", a number of devices, or a mesh with one axis, which share the rows of each step; None for JAX's
-            default device. The result is that of one device up to rounding.
+        checkpoint: folder for checkpoints; an interrupted run resumes from there.
+        devices: the devices that share the rows of each step: "all", a number, or a mesh with one axis. None for JAX's
+            default device. The result agrees with that of one device up to rounding.
 
     Example:
         >>> import jax.random as jr, numpy as np
@@ -158,7 +158,7 @@ def _adam() -> optax.GradientTransformation:
 
 
 def _dynamic(key, rows):
-    # A random byte for each pixel. Levels above 127 count for one more, so that 0 never gives 1 and 255 always does.
+    # A random byte per pixel. Levels above 127 are raised by one, so that 0 never gives 1 and 255 always does.
     noise = jr.bits(key, rows.shape, jnp.uint8).astype(jnp.int16)
     grey = rows.astype(jnp.int16)
     return (noise < grey + (grey > 127)).astype(jnp.result_type(float))

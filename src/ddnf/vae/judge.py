@@ -25,9 +25,9 @@ class Judged(NamedTuple):
         error: its standard error over the images.
         reconstruction: the part of it that is -log p(x|z).
         kl: the part that is KL(q(z|x) | p(z)).
-        estimate: the same mean by the log-determinant used in training; not a bound unless that is exact.
-        negative_log_prob: -log p(x) by importance weights, on some of the images, evenly spread.
-        negative_elbo_there: -ELBO on the same images with the same draws.
+        estimate: the same mean with the log-determinant used in training; not a bound unless this is exact.
+        negative_log_prob: -log p(x) by importance weights, on an evenly spaced subset of the images.
+        negative_elbo_there: -ELBO on this subset with the same draws.
         weighted: the number of these images.
         active: latent dimensions whose posterior mean varies by more than 0.01 over the images.
         folded: share of steps that fold; a model with any has no valid ELBO.
@@ -46,7 +46,7 @@ class Judged(NamedTuple):
 
     @property
     def gap(self) -> float:
-        """How much a better posterior could gain for this decoder."""
+        """The most that a better posterior could gain with this decoder."""
         return self.negative_elbo_there - self.negative_log_prob
 
 

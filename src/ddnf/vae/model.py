@@ -78,8 +78,8 @@ class Encoder(eqx.Module):
     """The paper's encoder: one hidden tanh layer, and from it the base Gaussian.
 
     Args:
-        context: dimension of the context; None for no context. One more, wide layer computes it from the hidden
-            units, and adds a term to the base Gaussian too.
+        context: dimension of the context; None for no context. An additional wide layer computes it from the hidden
+            units, and also adds a term to the base Gaussian.
 
     Example:
         >>> import jax.numpy as jnp, jax.random as jr
@@ -133,7 +133,7 @@ class Decoder(eqx.Module):
     """The paper's decoder: one hidden tanh layer, and a logit for each pixel.
 
     Args:
-        mean: the mean image, values in [0, 1]: the initial output of the decoder. Saves some epochs.
+        mean: the mean image, with values in [0, 1], as the initial output of the decoder. This saves some epochs.
 
     Example:
         >>> import jax.numpy as jnp, jax.random as jr

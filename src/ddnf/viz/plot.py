@@ -17,7 +17,7 @@ _SOFTWARE = "ddnf"
 
 
 def save(figure: Figure, path: Path, *, dpi: float) -> None:
-    """Writes a figure to a PNG file, atomically. Replaces a picture that was made by this function, and no other file.
+    """Writes a figure to a PNG file, atomically. Replaces only pictures that this function made.
 
     The 256 colours of the palette are enough for our figures, and halve the size of the file.
     """
@@ -56,7 +56,7 @@ def shade(axes: Axes, values: np.ndarray, *, bound: float):
 def deformed_grid(
     axes: Axes, transform: Callable[[np.ndarray], np.ndarray], *, bound: float, source: float = 2.5, lines: int = 31
 ):
-    """Draws where a map takes the lines of a regular grid on [-source, source]^2; it takes points (n, 2)."""
+    """Draws the image of a regular grid on [-source, source]^2 under a map of points (n, 2)."""
     start = regular_grid(source=source, lines=lines)
     grid_lines(axes, np.asarray(transform(start.reshape(-1, 2))).reshape(start.shape), bound=bound)
 
@@ -80,7 +80,7 @@ def grid_lines(axes: Axes, grid: np.ndarray, *, bound: float):
 
 
 def displacement(axes: Axes, start: np.ndarray, end: np.ndarray, *, bound: float):
-    """Draws arrows from points (n, 2) to where a map takes them, in their true length; dots mark the start."""
+    """Draws arrows from points (n, 2) to their images under a map, at true length; dots mark the start."""
     move = end - start
     axes.quiver(*start.T, *move.T, angles="xy", scale_units="xy", scale=1, color="tab:blue", width=0.004, headwidth=4)
     axes.plot(*start.T, ".", color="0.4", markersize=1.5)

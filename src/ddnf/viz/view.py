@@ -43,9 +43,9 @@ def frames(
 ) -> dict[str, Any]:
     """Positions of particles and grid lines, and the density, at times from 0 to 1: the input of `page`.
 
-    Within a `DDNF`, a point moves along a straight line in each cell: z + s dt v(z) with 0 <= s <= 1, a part of an
-    Euler step. Any other bijection of a chain is one straight line, (1 - s) x + s f(x); for an affine map with a
-    positive diagonal, such as that of `ddnf.fit_posterior`, every intermediate map is invertible too. A `DDNF` is given
+    Within a `DDNF`, a point moves along a straight line in each cell: z + s dt v(z) with 0 <= s <= 1, a fraction of an
+    Euler step. Any other bijection of a chain is one straight line, (1 - s) x + s f(x). For an affine map with a
+    positive diagonal, such as that of `ddnf.fit_posterior`, every intermediate map is also invertible. A `DDNF` takes
     four times as much time as any other bijection.
 
     In two dimensions, the density is computed from the Gaussian's mass in the cells of a fine lattice, per pixel.
@@ -60,10 +60,10 @@ def frames(
             standard normal.
         key: random key of the particles; None for a fixed one.
         labels: names of all coordinates.
-        dims: which coordinates to show, two at least; None for the first six.
-        rows: points of the data to compare the end with; the page opens there. Of many, 1,000 are shown.
-        count: how many frames.
-        particles: how many particles.
+        dims: at least two coordinates to show; None for the first six.
+        rows: data points to compare with the fit; the page then opens at time 1. At most 1,000 are shown.
+        count: number of frames.
+        particles: number of particles.
 
     Returns:
         A dict of plain JSON values. Points are 16-bit numbers in base64: 1 to 65535 cover the box of a frame and half
@@ -116,7 +116,7 @@ def page(frames_by_name: Mapping[str, dict[str, Any]], title: str, caption: str 
     Args:
         frames_by_name: the result of `frames` for each flow, by name.
         title: title of the page, as text.
-        caption: what one sees, as text.
+        caption: an explanation of the picture, as text.
 
     Example:
         >>> import ddnf, jax.random as jr
@@ -260,7 +260,7 @@ def _embedded(grid, pair, dim):
 
 
 def _boxes(moved) -> tuple[Float[np.ndarray, "times dim"], Float[np.ndarray, "times dim"]]:
-    """The visible box of each frame: the same in all frames, unless the particles would be too small in one of them."""
+    """The visible box of each frame: the same for all frames, unless the particles would fill too little of one."""
     if not np.isfinite(moved).any(axis=1).all():
         raise ValueError("Expected a flow with finite values; got none. Does it fold? Look at ddnf.certify(flow, x).")
     low, high = np.nanquantile(np.where(np.isfinite(moved), moved, np.nan), [0.005, 0.995], axis=1)
