@@ -115,7 +115,8 @@ def test_chains_that_do_not_converge_are_reported(monkeypatch):
     posterior = ddnf.Posterior(
         identity(2), wall, 0.0, 0.0, 0.0, 9.0, 0.0, issues=(), losses=np.zeros(0), seconds=np.zeros(0)
     )
-    with pytest.warns(RuntimeWarning, match="Markov chains have not converged: R-hat"):
+    converged, diverged = (pytest.warns(RuntimeWarning, match=text) for text in ("not converged: R-hat", "diverged"))
+    with converged, diverged:
         polished = posterior.polish(jr.key(0), 1000, progress=False)
     assert polished.issues and polished.chains is not None and polished.chains.rhat > 1.01
 
