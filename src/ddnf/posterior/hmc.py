@@ -26,6 +26,8 @@ from ddnf.training.devices import on_all, shared_map, shared_rows
 # Transitions of one compiled program.
 CHUNK = 25
 ACCEPTANCE = 0.8
+# Logarithm of the smallest step of the trajectories for narrow regions, relative to the others.
+_SMALLEST_STEP = -4.0
 # Beyond this many dimensions, momenta have deviations only, no correlations.
 _LARGEST_FULL = 512
 # A trajectory with a larger energy error diverges.
@@ -185,7 +187,8 @@ def _transition(space: Space, key, kernel: Kernel, before: Position):
     is_jump = jumps < kernel.jumps
     proposal, correction = _proposal(space.base, base_key, before, is_jump)
     proposal_base = space.base_log_prob(proposal)
-    step = (jnp.exp(kernel.log_step) * jnp.where(kind < 0.15, 0.15, 0.5 + 0.5 * size))[:, None]
+    small = jnp.exp(_SMALLEST_STEP * size)
+    step = (jnp.exp(kernel.log_step) * jnp.where(kind < 0.2, small, 0.5 + 0.5 * size))[:, None]
 
     def evaluate(number, carry):
         position, start, p = carry
