@@ -50,9 +50,7 @@ def test_chains_through_a_flow_that_misses_part_of_the_target_jump_less(chains):
 
 def test_divergences_are_an_issue_where_the_flow_does_not_help(chains):
     assert not chain_issues(chains, 0.0)
-    rough = dataclasses.replace(
-        chains, flow_acceptance=0.5, divergences=2 * chains.z.shape[0] * chains.z.shape[1] * chains.thin // 100
-    )
+    rough = dataclasses.replace(chains, narrow=0.02, flow_acceptance=0.5)
     assert not chain_issues(rough, 0.0)
     assert "diverged" in chain_issues(dataclasses.replace(rough, flow_acceptance=0.02), 0.0)[0]
 
@@ -115,8 +113,7 @@ def test_chains_that_do_not_converge_are_reported(monkeypatch):
     posterior = ddnf.Posterior(
         identity(2), wall, 0.0, 0.0, 0.0, 9.0, 0.0, issues=(), losses=np.zeros(0), seconds=np.zeros(0)
     )
-    converged, diverged = (pytest.warns(RuntimeWarning, match=text) for text in ("not converged: R-hat", "diverged"))
-    with converged, diverged:
+    with pytest.warns(RuntimeWarning, match="Markov chains have not converged: R-hat"):
         polished = posterior.polish(jr.key(0), 1000, progress=False)
     assert polished.issues and polished.chains is not None and polished.chains.rhat > 1.01
 

@@ -26,7 +26,9 @@ from ddnf.training.devices import on_all, shared_map, shared_rows
 # Transitions of one compiled program.
 CHUNK = 25
 ACCEPTANCE = 0.8
-# Logarithm of the smallest step of the trajectories for narrow regions, relative to the others.
+# Share of the trajectories with small steps, for narrow regions, and the logarithm of the smallest of them, relative to
+# the other steps.
+SMALL_SHARE = 0.2
 _SMALLEST_STEP = -4.0
 # Beyond this many dimensions, momenta have deviations only, no correlations.
 _LARGEST_FULL = 512
@@ -70,13 +72,15 @@ class Position(NamedTuple):
 
 
 class Trace(NamedTuple):
-    """The trace of a chunk of transitions: positions, divergences of HMC, and accepted proposals of the flow."""
+    """The trace of a chunk of transitions: positions, divergences of HMC, those of small steps among them, and accepted
+    proposals of the flow."""
 
     x: Float[Array, "t n dim"]
     z: Float[Array, "t n dim"]
     log_weight: Float[Array, "t n"]
     acceptance: Float[Array, "t n"]
     divergent: Bool[Array, "t n"]
+    narrow: Bool[Array, "t n"]
     jumped: Bool[Array, "t n"]
 
 
@@ -163,10 +167,10 @@ def run(
 
     def transition(carry, number):
         kernel, before = carry
-        position, acceptance, divergent, jumped = _transition(space, jr.fold_in(key, number), kernel, before)
+        position, acceptance, *flags = _transition(space, jr.fold_in(key, number), kernel, before)
         change = gain / jnp.sqrt(1.0 + number) * (jnp.mean(acceptance) - kernel.target)
         kernel = kernel._replace(log_step=(kernel.log_step + change).astype(kernel.log_step.dtype))
-        trace = Trace(position.x, position.z, position.log_weight, acceptance, divergent, jumped)
+        trace = Trace(position.x, position.z, position.log_weight, acceptance, *flags)
         return (kernel, position), trace
 
     (kernel, position), trace = lax.scan(transition, (kernel, position), jnp.arange(CHUNK))
@@ -187,8 +191,8 @@ def _transition(space: Space, key, kernel: Kernel, before: Position):
     is_jump = jumps < kernel.jumps
     proposal, correction = _proposal(space.base, base_key, before, is_jump)
     proposal_base = space.base_log_prob(proposal)
-    small = jnp.exp(_SMALLEST_STEP * size)
-    step = (jnp.exp(kernel.log_step) * jnp.where(kind < 0.2, small, 0.5 + 0.5 * size))[:, None]
+    is_small = kind < SMALL_SHARE
+    step = (jnp.exp(kernel.log_step) * jnp.where(is_small, jnp.exp(_SMALLEST_STEP * size), 0.5 + 0.5 * size))[:, None]
 
     def evaluate(number, carry):
         position, start, p = carry
@@ -208,7 +212,8 @@ def _transition(space: Space, key, kernel: Kernel, before: Position):
     acceptance = jnp.exp(jnp.minimum(change, 0.0))
     jumped = is_jump & (start.x != before.x).any(axis=1)
     last = space.weighed(_choose(accept[0] < acceptance, after, start))
-    return last, acceptance, change < -_DIVERGENT, jumped
+    is_divergent = change < -_DIVERGENT
+    return last, acceptance, is_divergent, is_divergent & is_small, jumped
 
 
 def _proposal(base: Base | None, key, before: Position, is_jump):

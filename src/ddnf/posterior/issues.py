@@ -208,10 +208,10 @@ def chain_issues(chains: Chains, khat: float) -> tuple[str, ...]:
             f"{khat:.2f}, above {KHAT}: both may miss the same part of the target. Use a larger flow, or "
             "reparameterize the model."
         )
-    if not chains.has_few_divergences and chains.flow_acceptance < _HELPFUL:
+    if chains.narrow > FEW_DIVERGENCES and chains.flow_acceptance < _HELPFUL:
         found.append(
-            f"{chains.divergences} trajectories of the Markov chains diverged, more than {FEW_DIVERGENCES:.1%}: they "
-            "may not enter narrow parts of the target. Use float64, or reparameterize the model."
+            f"{chains.narrow:.1%} of the trajectories with small steps diverged (limit {FEW_DIVERGENCES:.1%}): Markov "
+            "chains may not enter narrow parts of the target. Use float64, or reparameterize the model."
         )
     return tuple(found)
 

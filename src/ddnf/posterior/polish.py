@@ -20,6 +20,7 @@ from ddnf.posterior.diagnosis import KHAT
 from ddnf.posterior.evaluate import LostFitError
 from ddnf.posterior.hmc import (
     CHUNK,
+    SMALL_SHARE,
     Kernel,
     Position,
     Space,
@@ -54,7 +55,7 @@ _RUNS = 10
 # Gradient evaluations after which a run that has not converged is the last one.
 _MOST_GRADIENTS = 2_000_000
 # The same for chains without a flow, on a cheap target: what takes so many operations, within a limit.
-_MOST_OPERATIONS = 6e11
+_MOST_OPERATIONS = 2e12
 MOST_CHEAP = 16_000_000
 _TRIAL_GRADIENTS = 500_000
 # Share of transitions with a proposal from a flow that misses part of the target: its ESS, within these limits. With
@@ -75,6 +76,7 @@ class Chains:
         acceptance: mean acceptance of Hamiltonian trajectories.
         flow_acceptance: share of the flow's own proposals that were accepted.
         divergences: number of divergent trajectories, of all transitions.
+        narrow: share of divergent ones among the trajectories with small steps.
         divergent: whether the trajectory of the last transition before a draw was divergent.
         weights_convergence: the same figures of the log weights: chains that stay for long where p / q is large show it
             here, even where no parameter does.
@@ -89,6 +91,7 @@ class Chains:
     acceptance: float
     flow_acceptance: float
     divergences: int
+    narrow: float
     divergent: Bool[np.ndarray, "chains draws"]
     weights_convergence: Convergence
     thin: int
@@ -328,6 +331,7 @@ def _thinned(latest: _Run, kernel, position, draws, spent) -> Chains:
         float(trace.acceptance.mean()),
         float(trace.jumped.mean() / kernel.jumps),
         int(trace.divergent.sum()),
+        float(trace.narrow.mean() / SMALL_SHARE),
         np.asarray(trace.divergent[:, thin - 1 :: thin]),
         latest.weights_convergence,
         thin,

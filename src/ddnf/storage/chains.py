@@ -10,7 +10,7 @@ from ddnf.posterior.convergence import Convergence
 from ddnf.posterior.hmc import Kernel, Position
 from ddnf.posterior.polish import Chains
 
-CHAIN_FIGURES = ("acceptance", "flow_acceptance", "divergences", "thin", "gradients")
+CHAIN_FIGURES = ("acceptance", "flow_acceptance", "divergences", "narrow", "thin", "gradients")
 _TABLES = {"convergence": Convergence, "weights_convergence": Convergence, "kernel": Kernel, "position": Position}
 
 
@@ -34,6 +34,7 @@ def unpack_chains(figures: dict[str, Any], arrays: dict[str, np.ndarray], dim: i
         float(figures["acceptance"]),
         float(figures["flow_acceptance"]),
         int(figures["divergences"]),
+        float(figures["narrow"]),
         held["divergent"],
         tables["weights_convergence"],
         int(figures["thin"]),
