@@ -11,6 +11,8 @@ from jaxtyping import Array
 _START, _START_IN_LOOP = 30, 300
 # Assumed iterations of a loop with an unknown trip count.
 _UNKNOWN = 1000
+# Operations that chains without a flow may take.
+_MOST_OPERATIONS = 2e12
 # Operations that take a product of each result with a row or column.
 _CUBIC = ("cholesky", "triangular_solve", "lu", "eigh", "svd", "householder_product")
 
@@ -23,6 +25,12 @@ def operations(log_density: Callable[[Array], Array], dim: int) -> float:
         True
     """
     return _count(jax.make_jaxpr(log_density)(jax.ShapeDtypeStruct((dim,), jnp.result_type(float))).jaxpr)
+
+
+def affordable_gradients(log_density: Callable[[Array], Array], dim: int) -> float:
+    """Gradient evaluations that chains without a flow may take, by the cost of the target."""
+    # The momenta and the affine map need products with triangular matrices.
+    return _MOST_OPERATIONS / (operations(log_density, dim) + 6 * dim**2)
 
 
 def largest(jaxpr) -> int:

@@ -9,11 +9,12 @@ from typing import NamedTuple
 import numpy as np
 
 from ddnf.posterior.chain_stages import polish, try_chains, try_plain_chains, warm_up
+from ddnf.posterior.cost import affordable_gradients
 from ddnf.posterior.diagnosis import KHAT
 from ddnf.posterior.issues import find_issues
 from ddnf.posterior.log import Log, Row
 from ddnf.posterior.modes import LARGEST_FULL
-from ddnf.posterior.polish import MOST_CHEAP, affordable_gradients
+from ddnf.posterior.polish import MOST_CHEAP
 from ddnf.posterior.stages import (
     check,
     enlarge,

@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float, PRNGKeyArray
 from tqdm.auto import tqdm
 
 from ddnf.posterior.convergence import Convergence, convergence
-from ddnf.posterior.cost import operations
+from ddnf.posterior.cost import affordable_gradients
 from ddnf.posterior.diagnosis import KHAT
 from ddnf.posterior.evaluate import LostFitError
 from ddnf.posterior.hmc import (
@@ -54,8 +54,7 @@ _TUNING = 2
 _RUNS = 10
 # Gradient evaluations after which a run that has not converged is the last one.
 _MOST_GRADIENTS = 2_000_000
-# The same for chains without a flow, on a cheap target: what takes so many operations, within a limit.
-_MOST_OPERATIONS = 2e12
+# The same for chains without a flow on a cheap target, at most (see `affordable_gradients`).
 MOST_CHEAP = 16_000_000
 _TRIAL_GRADIENTS = 500_000
 # Share of transitions with a proposal from a flow that misses part of the target: its ESS, within these limits. With
@@ -217,12 +216,6 @@ def run_polish(
             kernel, transitions = following, min(_next_transitions(latest, is_tuning, is_settled, least), left)
     assert latest is not None
     return _thinned(latest, kernel, position, draws, spent)
-
-
-def affordable_gradients(log_density: Any, dim: int) -> float:
-    """Gradient evaluations that chains without a flow may take, by the cost of the target."""
-    # The momenta and the affine map need products with triangular matrices.
-    return _MOST_OPERATIONS / (operations(log_density, dim) + 6 * dim**2)
 
 
 def continue_chains(key: PRNGKeyArray, space: Space, chains: Chains, draws: int) -> Float[np.ndarray, "n dim"]:

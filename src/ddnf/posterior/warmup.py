@@ -15,11 +15,13 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from ddnf.flow.random import generator
 from ddnf.posterior.convergence import convergence
+from ddnf.posterior.cost import affordable_gradients
 from ddnf.posterior.hmc import CHUNK, Kernel, Position, Space, initial_kernel, place, run, shrunk_moments, with_moments
 from ddnf.posterior.target import Target
 
 _LEAST_CHUNKS, _MOST_CHUNKS = 8, 60
-_MOST_GRADIENTS = 600_000
+# Gradient evaluations at most, by the cost of the target within these limits.
+_MOST_GRADIENTS = 100_000, 600_000
 # Chunks between two convergence checks, after the first few.
 _OFTEN = 4
 # Draws of a chain by which it is judged whether they have met; the others are left out, evenly.
@@ -62,6 +64,7 @@ def warm_up(key: PRNGKeyArray, space: Space, starts: Float[Array, "n dim"]) -> W
         True
     """
     n, dim = starts.shape
+    most = np.clip(affordable_gradients(space.log_density, dim), *_MOST_GRADIENTS)
     position, parts, number, spent, ess, rhat = place(space, starts), [], 0, 0, 1.0, np.inf
     kernel = initial_kernel(dim, 0.0)._replace(length=jnp.asarray(_SHORTEST))
     while True:
@@ -76,7 +79,7 @@ def warm_up(key: PRNGKeyArray, space: Space, starts: Float[Array, "n dim"]) -> W
             # Sorting all draws would take longer than the chains.
             found = convergence(later[:, :: -(-later.shape[1] // _JUDGED)])
             ess, rhat = float(np.quantile(found.ess_bulk, 0.1)), float(found.rhat.max())
-        if (number >= _LEAST_CHUNKS and rhat < _MET) or number == _MOST_CHUNKS or spent > _MOST_GRADIENTS:
+        if (number >= _LEAST_CHUNKS and rhat < _MET) or number == _MOST_CHUNKS or spent > most:
             mean, _, scale = shrunk_moments(later, ess)
             return Warm(np.asarray(position.z, float), kernel, mean, scale, rhat, spent)
         length = 2 ** np.round(np.log2(_CROSSED) - float(kernel.log_step) / np.log(2))
