@@ -102,8 +102,8 @@ def test_many_fits_take_flows_and_fits_of_their_own_where_these_are_needed():
     [
         ([], "at least one"),
         ([ddnf.Target(lambda z: -jnp.sum(z**2), dim) for dim in (1, 2)], r"one dimension; got \[1, 2\]"),
-        ([ddnf.Target(lambda z, y=y: -jnp.sum((z - y) ** 2), 1) for y in (1.0, 2.0)], "number 1 differs"),
-        ([ddnf.Target(lambda z, n=n: -jnp.sum((z - jnp.ones(n)) ** 2), 1) for n in (1, 2)], "number 1 differs"),
+        ([ddnf.Target(lambda z, y=y: -jnp.sum((z - y) ** 2), 1) for y in (1.0, 2.0)], "target 1 differs"),
+        ([ddnf.Target(lambda z, n=n: -jnp.sum((z - jnp.ones(n)) ** 2), 1) for n in (1, 2)], "target 1 differs"),
     ],
 )
 def test_targets_of_other_forms_are_one_clear_error(targets, message, as_users_run_it):

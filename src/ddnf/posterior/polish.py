@@ -198,12 +198,14 @@ def run_polish(
             latest = new if not is_settled or latest is None else _joined(latest, new)
             bar.update()
             bar.set_postfix_str(f"R-hat {latest.convergence.rhat.max():.3f}, ESS {latest.ess:.0f}")
-            lengths[latest.length] = latest.efficiency
-            is_best = latest.length == max(lengths, key=lambda length: lengths[length])
+            is_apart = latest.convergence.rhat.max() > _APART
+            if not is_apart:
+                # Chains that are apart count as one draw each, however long they are.
+                lengths[latest.length] = latest.efficiency
+            is_best = latest.length == max(lengths, key=lambda length: lengths[length], default=0)
             is_met = bool(latest.convergence.rhat.max() < MET)
             is_settled = is_met and (is_settled or (is_best and not is_tuning and not _is_rough(latest, kernel)))
             following = kernel if is_settled else _retuned(kernel, latest, lengths, is_tuning)
-            is_apart = latest.convergence.rhat.max() > _APART
             budget = _TRIAL_GRADIENTS if is_trial and is_apart else most
             left = (budget - spent) // (CHAINS * (int(following.length) + 1)) // CHUNK * CHUNK
             # A run shorter than this one would not be better, unless it is extended.
@@ -275,19 +277,20 @@ def _is_rough(latest: _Run, kernel: Kernel) -> bool:
 
 
 def _retuned(kernel: Kernel, latest: _Run, lengths: dict[int, float], is_tuning: bool) -> Kernel:
-    """Settings for the next run: momenta from the draws of this one, and another number or size of steps."""
+    """Settings for the next run: momenta from the draws of this run, and another number or size of steps."""
     x = latest.trace.x[:, latest.transitions // 2 :]
     tuned = with_moments(kernel, x, min(x.shape[0] * x.shape[1], latest.ess + CHAINS) / 4)
-    # Steps that are too long for momenta that do not suit the target yet say little.
-    if is_tuning or not _is_rough(latest, kernel):
-        return tuned._replace(length=jnp.asarray(_next_length(lengths, latest.length)))
-    best = max(lengths, key=lambda length: lengths[length])
-    lengths.clear()
-    return tuned._replace(length=jnp.asarray(best), target=(1 + kernel.target) / 2)
+    # Divergences say little while the momenta do not suit the target.
+    if _is_rough(latest, kernel) and not is_tuning:
+        lengths.clear()
+        tuned = tuned._replace(target=(1 + kernel.target) / 2)
+    return tuned._replace(length=jnp.asarray(_next_length(lengths, latest.length)))
 
 
 def _next_length(lengths: dict[int, float], latest: int) -> int:
-    """Hill climbing among powers of 2: of the most efficient length known, a neighbour that has not been tried."""
+    """The number of leapfrog steps to try next: twice as many while none is known to suit, then hill climbing."""
+    if not lengths:
+        return min(2 * latest, _LONGEST)
     best = max(lengths, key=lambda length: lengths[length])
     if best != latest:
         return best
