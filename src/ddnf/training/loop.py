@@ -134,7 +134,7 @@ def fit(
 
     The host acts between chunks only: it updates the progress bar, compares validation values, writes checkpoints, and
     stops early or when more than half of a chunk's steps were not finite. A run that is killed and started again with
-    the same arguments and `checkpoint` ends with the same parameters, bit for bit.
+    the same arguments and `checkpoint` ends with the same parameters, bit for bit; one with others is refused.
 
     Args:
         key: random key; each step derives its own.
@@ -184,7 +184,8 @@ def fit(
     state = _initial_state(arrays, optimizer, chunks, seen.shape, None if average is None else arrays)
     run = Chunk(loss, optimizer.update, validate, chunk, jax.device_put(np.asarray(steps)), average, mesh)
     # Random numbers of a chunk derive from its number, so the state holds none.
-    mark = fingerprint((jr.key_data(key), arrays, feed.mark, held_out), steps, chunk, batch)
+    settings = dict(counts=(steps, chunk, batch, average), functions=(loss, validate, optimizer.update))
+    mark = fingerprint((jr.key_data(key), arrays, state.memory, feed.mark, held_out), settings)
     saved = Checkpoints(checkpoint if is_first() else None, checkpoint_seconds, mark)
     state = copy_to_all(mesh, from_first(feed.processes, saved.restore(state)))
     held_out = copy_to_all(mesh, held_out)
