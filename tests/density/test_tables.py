@@ -3,9 +3,11 @@
 import dataclasses
 import datetime
 import itertools
+import re
 from decimal import Decimal
 from functools import cache
 
+import dateutil.tz
 import jax.random as jr
 import numpy as np
 import pandas as pd
@@ -16,10 +18,12 @@ import ddnf
 from ddnf import Density, fit_density
 from ddnf.density import default_flow
 from ddnf.density.categories import fit_categories
+from ddnf.density.frames import build_table, is_dtype, read_columns
 from ddnf.density.prepare import prepare
+from ddnf.density.schema import Schema, encode, field_of
 from ddnf.density.tables import open_table
 
-polars = pytest.importorskip("polars")
+polars, pyarrow = pytest.importorskip("polars"), pytest.importorskip("pyarrow")
 RNG = np.random.default_rng(0)
 N = 120
 
@@ -90,6 +94,37 @@ def test_columns_are_found_by_name():
     assert_allclose(fitted().log_prob(row), expected[:1], rtol=1e-9)
     with pytest.raises(ValueError, match="Expected a column 'kind'"):
         fitted().log_prob(frame().drop(columns="kind"))
+
+
+MINUTES = np.datetime64("2020-01-01T00:00", "m") + np.arange(40) * 100
+NAIVE = pd.Series(MINUTES).astype("datetime64[us]")
+ARROW_TIME = pd.ArrowDtype(pyarrow.timestamp("us", "Europe/Paris"))
+FOREIGN = {
+    "integers of Arrow": (pd.Series(range(40), dtype="int64[pyarrow]"), "int64"),
+    "text of Arrow": (pd.Series(["u", "v"] * 20, dtype=pd.ArrowDtype(pyarrow.string())), "str|object"),
+    "times of Arrow": (NAIVE.dt.tz_localize("Europe/Paris").astype(ARROW_TIME), "datetime64.us, Europe/Paris."),
+    "days of Arrow": (pd.Series([*NAIVE.dt.date[:39], None], dtype=pd.ArrowDtype(pyarrow.date32())), "datetime64.*"),
+    "big-endian": (pd.Series(np.arange(40.0).astype(">f8")), "float64"),
+    "sparse": (pd.Series(pd.arrays.SparseArray([0, 0, 1, 2] * 10)), "int64"),
+    "dateutil": (NAIVE.dt.tz_localize(dateutil.tz.gettz("Europe/Paris")), "datetime64.us, UTC."),
+    "minutes": (MINUTES, "datetime64.us."),
+    "long": (np.arange(40, dtype=np.longdouble), "float64"),
+}
+
+
+@pytest.mark.parametrize("case", FOREIGN)
+def test_other_types_come_out_as_those_of_numpy(case):
+    column, dtype = FOREIGN[case]
+    table = {"x": column} if isinstance(column, np.ndarray) else pd.DataFrame({"x": column})
+    raw = read_columns(table)["x"]
+    field = field_of("x", raw)
+    values = encode(field, raw.values)
+    assert is_dtype(field.dtype) and np.isnan(values).sum() == pd.isna(column).sum()
+    schema = Schema((field,), library="columns" if isinstance(table, dict) else "pandas")
+    drawn = build_table(schema, values[:5, None], [case in ("integers of Arrow", "sparse")])["x"]
+    assert re.fullmatch(dtype, str(drawn.dtype))
+    again = read_columns({"x": drawn} if isinstance(table, dict) else pd.DataFrame({"x": drawn}))["x"]
+    assert_array_equal(encode(field, again.values), values[:5])
 
 
 @pytest.mark.slow
@@ -172,14 +207,19 @@ CRAFTED = {
 
 
 @pytest.mark.parametrize("case", CRAFTED)
-def test_crafted_files_are_refused(case, tmp_path):
+def test_crafted_files_are_refused(case, tmp_path, monkeypatch):
     change, message = CRAFTED[case]
     schema = fitted().schema
     assert schema is not None
     fields = list(schema.fields)
     fields[1] = fields[1]._replace(**change)
     crafted = dataclasses.replace(fitted(), schema=schema._replace(fields=tuple(fields)))
-    crafted.save(tmp_path / "model.ddnf")
+    if case in ("type", "kind", "levels", "objects"):  # what could not be loaded is not saved
+        with pytest.raises(ValueError, match=message):
+            crafted.save(tmp_path / "model.ddnf")
+    with monkeypatch.context() as patch:
+        patch.setattr("ddnf.storage.schema._field", tuple)
+        crafted.save(tmp_path / "model.ddnf")
     with pytest.raises(ValueError, match=message):
         ddnf.load(tmp_path / "model.ddnf")
 
