@@ -104,6 +104,12 @@ def test_draws_given_numbers_or_categories():
     assert exact.effective == np.inf and abs(exact.draws["v"].mean()) < 0.08
 
 
+def test_unknown_levels_are_impossible():
+    row = {"coin": ["edge"], "v": [0.0]}
+    assert mixed().marginal("coin").log_prob(row) == mixed().marginal(["v", "coin"]).log_prob(row) == -np.inf
+    assert mixed().rank(row, jr.key(0)) == 0.0
+
+
 @pytest.mark.slow
 def test_marginals_of_categories():
     assert_allclose(np.exp(mixed().marginal("coin").log_prob({"coin": ["heads", "tails"]})), 0.5)
@@ -167,6 +173,10 @@ BAD = {
     "twice": (lambda: gaussian().marginal(["a", "a"]), "columns that differ"),
     "support": (lambda: gaussian("positive").sample_given({"a": -1.0}, jr.key(0), 5), "values in their support"),
     "level": (lambda: mixed().sample_given({"coin": "edge"}, jr.key(0), 5), r"a level of 'coin' \(heads, tails\)"),
+    "unseen level": (
+        lambda: mixed().pit({"coin": ["edge"], "v": [0.0]}, jr.key(0)),
+        r"levels of 'coin' that were seen \(heads, tails\)",
+    ),
     "box": (lambda: gaussian().probability({"a": 1.0}, jr.key(0), 10), r"an interval \(low, high\)"),
     "condition": (lambda: conditional().marginal(0), "Expected a condition"),
 }

@@ -6,8 +6,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, PRNGKeyArray
 
-from ddnf.density.encode import encode_condition, encode_fields, encode_rows
+from ddnf.density.encode import encode_fields, encode_rows
 from ddnf.density.given import place_of
+from ddnf.density.schema import check_levels
 from ddnf.system.checks import check_count
 
 
@@ -107,6 +108,6 @@ def calibration(density: Any, key: PRNGKeyArray, x: Any, condition: Any = None, 
 def _given_rows(density, x, condition, count):
     """All conditions as numbers, one row for each row of x."""
     _, codes, given = encode_rows(density.schema, density.dim, x, condition)
-    if codes is None:
-        given = encode_condition(None, given)
+    for place, number in enumerate(() if codes is None else density.schema.categories):
+        check_levels(density.schema.fields[number], codes[..., place])
     return density.given_rows(given, codes, (count,))

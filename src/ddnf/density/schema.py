@@ -204,11 +204,17 @@ def encode_given(given: Sequence[Field], values: Float[np.ndarray, "*batch g"]) 
     parts = []
     for place, field in enumerate(given):
         column = values[..., place, None]
-        if field.kind == "category" and (column < 0).any():
-            known = ", ".join(map(str, field.levels))[:200]
-            raise ValueError(f"Expected levels of {field.name!r} that were seen ({known}); got another.")
+        if field.kind == "category":
+            check_levels(field, column)
         parts.append(one_hot(column, (field.width,)) if field.kind == "category" else column)
     return np.concatenate(parts, axis=-1)
+
+
+def check_levels(field: Field, codes: Real[np.ndarray, "*n"]) -> None:
+    """Raises if a level is unknown."""
+    if (codes < 0).any():
+        known = ", ".join(map(str, field.levels))[:200]
+        raise ValueError(f"Expected levels of {field.name!r} that were seen ({known}); got another.")
 
 
 def check_missing(fields: Sequence[Field], values: Float[np.ndarray, "n columns"]) -> None:
