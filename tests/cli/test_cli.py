@@ -375,13 +375,17 @@ def test_mixed_tables(folder, capsys, monkeypatch):
 
 def test_categories_in_conditions(folder, capsys):
     model = density(condition_dim=3, names=("price", "size", "year", "kind"))
-    fields = Field("price"), Field("size"), Field("year"), Field("kind", "category", "str", ("a", "b"))
+    fields = Field("price"), Field("size"), Field("year"), Field("kind", "category", "str", ("0", "b"))
     dataclasses.replace(model, schema=Schema(fields[:2], fields[2:], "columns")).save("kinds.ddnf")
     cli.main(["sample", "kinds.ddnf", "-n", "2", "--condition", "kind=b,year=1.5"])
     by_name = capsys.readouterr().out
     cli.main(["sample", "kinds.ddnf", "-n", "2", "--condition", "1.5,b"])
     assert by_name == capsys.readouterr().out and by_name.startswith("price,size\n")
-    assert "(a, b); got another" in one_line(["sample", "kinds.ddnf", "--condition", "1.5,c"], capsys)
+    assert "(0, b); got another" in one_line(["sample", "kinds.ddnf", "--condition", "1.5,c"], capsys)
+    for kinds in ("00", "0b", "b0"):  # whether a column holds text is known from the model
+        Path("few.csv").write_text("\n".join(["price,size,year,kind", *(f"1,2,3,{kind}" for kind in kinds)]))
+        cli.main(["score", "kinds.ddnf", "few.csv"])
+        assert "of 2 rows" in (out := capsys.readouterr().out) and "outside" not in out
 
 
 def test_dates_and_durations_in_conditions():

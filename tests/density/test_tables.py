@@ -20,7 +20,7 @@ from ddnf.density import default_flow
 from ddnf.density.categories import fit_categories
 from ddnf.density.frames import build_table, is_dtype, read_columns
 from ddnf.density.prepare import prepare
-from ddnf.density.schema import Schema, encode, field_of
+from ddnf.density.schema import Field, Schema, encode, field_of
 from ddnf.density.tables import open_table
 
 polars, pyarrow = pytest.importorskip("polars"), pytest.importorskip("pyarrow")
@@ -337,6 +337,26 @@ def test_files_without_a_header_are_not_misread(tmp_path, text, message):
     path.write_text(text)
     with pytest.raises(ValueError, match=message):
         open_table(path).read_columns([0, 1])
+
+
+@pytest.mark.parametrize(
+    ("cells", "levels"),
+    [
+        ("0 0", ("0", "a", "b")),
+        ("a 0", ("0", "a", "b")),
+        ("true false", ("false", "maybe", "true")),
+        ("TRUE false", (False, True)),
+        ("1 2", (1, 2, 3)),
+        ("none x", ("none", "x")),
+        ("2020-01-01 2020-01-02", ("2020-01-01", "2020-01-02", "late")),
+        ("1,5 2", ("1,5", "2", "x")),
+    ],
+)
+def test_cells_are_read_as_the_levels_of_a_model(tmp_path, cells, levels):
+    path = tmp_path / "a.csv"
+    path.write_text("\n".join(["k;x", *(f"{cell};1" for cell in cells.split())]))
+    found = open_table(path).read_columns([0], fields=[Field("k", "category", "str", levels)])[0].tolist()
+    assert set(found) <= set(levels) and [str(level).lower() for level in found] == cells.lower().split()
 
 
 def test_comments_without_the_option(tmp_path):

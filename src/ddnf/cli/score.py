@@ -47,16 +47,14 @@ def score(
 
 
 def _scores(density: Density, table: Table, missing: str) -> Float[np.ndarray, " n"]:
-    numbers = matching_columns(density, table)
-    if density.schema is not None and density.names is not None:
-        columns = table.read_columns(numbers, missing=missing)
-        return np.asarray(density.log_prob(dict(zip(density.names, columns, strict=True))))
-    values = table.read(numbers, missing=missing)
-    condition = None if density.condition_dim is None else values[:, density.dim :]
-    return np.asarray(density.log_prob(values[:, : density.dim], condition))
+    rows = read_rows(density, table, missing=missing, with_conditions=True)
+    if density.schema is not None:
+        return np.asarray(density.log_prob(rows))
+    condition = None if density.condition_dim is None else rows[:, density.dim :]
+    return np.asarray(density.log_prob(rows[:, : density.dim], condition))
 
 
-def matching_columns(density: Density, table: Table, *, with_conditions: bool = True) -> list[int]:
+def matching_columns(density: Density, table: Table, *, with_conditions: bool) -> list[int]:
     """The numbers of the table's columns that the density models, then of its conditions."""
     expected = density.dim + (density.condition_dim or 0 if with_conditions else 0)
     if density.names is not None and table.names is not None:
@@ -70,10 +68,10 @@ def matching_columns(density: Density, table: Table, *, with_conditions: bool = 
     return list(range(expected))
 
 
-def read_rows(density: Density, path: Path, reading: Format, *, drop_missing: bool) -> Any:
-    """The rows of a file as the density takes them, without conditions."""
-    table = open_table(path, reading)
-    numbers = matching_columns(density, table, with_conditions=False)
-    values = table.read_columns(numbers, missing="drop" if drop_missing else "raise")
-    names = density.names or [str(i) for i in range(density.dim)]
-    return dict(zip(names, values, strict=False)) if density.schema is not None else [*zip(*values, strict=True)]
+def read_rows(density: Density, table: Table, *, missing: str, with_conditions: bool = False) -> Any:
+    """The columns of a table that the density models, and its conditions: an array, or a dict for mixed columns."""
+    numbers = matching_columns(density, table, with_conditions=with_conditions)
+    if density.schema is None or density.names is None:
+        return table.read(numbers, missing=missing)
+    fields = (*density.schema.fields, *density.schema.given)[: len(numbers)]
+    return dict(zip(density.names, table.read_columns(numbers, missing=missing, fields=fields), strict=False))

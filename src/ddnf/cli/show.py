@@ -14,6 +14,7 @@ from ddnf.cli.options import (
 )
 from ddnf.cli.score import read_rows
 from ddnf.density.lines import Format
+from ddnf.density.tables import open_table
 from ddnf.system.files import open_atomic
 from ddnf.system.optional import require
 
@@ -50,7 +51,8 @@ def show(
         raise ValueError(f"Expected a file that ends in .png, .pdf or .svg; got {str(output)!r}.")
     check_output(output, force=force)
     density = load_density(model)
-    rows = None if data is None else read_rows(density, data, reading, drop_missing=drop_missing)
+    missing = "drop" if drop_missing else "raise"
+    rows = None if data is None else read_rows(density, open_table(data, reading), missing=missing)
     chosen = None if columns is None else [_column(word, density) for word in split_words(columns)]
     given = None if condition is None else parse_condition(condition, density)
     figure = density.plot(key_from_seed(seed), rows, columns=chosen, condition=given)

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from ddnf.density.schema import Field
 from ddnf.system.optional import require
 
 MISSING = frozenset(["", "na", "n/a", "nan", "null", "none", "nil", "?", "-", "#n/a", ".", "missing"])
@@ -140,13 +141,22 @@ def _advice(cells: Collection[str]) -> str:
 
 
 class Reader:
-    """Collects one column, cell by cell. The first value decides whether it holds numbers or text."""
+    """Collects one column, cell by cell.
 
-    def __init__(self, form: Format):
+    Args:
+        form: how the file writes its values.
+        field: what the column holds, where that is known. Else the first value decides whether it is numbers or text.
+    """
+
+    def __init__(self, form: Format, field: Field | None = None):
         self.form = form
         self.numbers = array("d")
         self.codes, self.levels = array("q"), {}
-        self.is_text: bool | None = None
+        self.is_text = None if field is None else {"category": True, "number": False}.get(field.kind)
+        # As they are written; those of booleans in any case.
+        known = () if field is None else field.levels
+        self.known = {str(level): level for level in known}
+        self.known |= {str(level).lower(): level for level in known if isinstance(level, bool)}
 
     def add(self, cell: str) -> bool:
         """Takes a cell; False if it is not a number in a column of numbers."""
@@ -159,7 +169,8 @@ class Reader:
         if self.is_text:
             if not self.codes:
                 self.codes.extend([-1] * len(self.numbers))
-            self.codes.append(-1 if cell.lower() in MISSING else self.levels.setdefault(cell, len(self.levels)))
+            is_missing = cell.lower() in MISSING and cell not in self.known
+            self.codes.append(-1 if is_missing else self.levels.setdefault(cell, len(self.levels)))
             return True
         self.numbers.append(np.nan if value is None else value)
         return value is not None
@@ -174,7 +185,7 @@ class Reader:
             >>> reader.hint()
             ('1,5', 'Use --decimal , for decimal commas.')
         """
-        found = _advice(self.levels)
+        found = "" if self.known else _advice(self.levels)
         return (next(iter(self.levels)), found) if found else None
 
     def column(self) -> np.ndarray:
@@ -182,7 +193,9 @@ class Reader:
         if not self.is_text:
             return np.asarray(self.numbers)
         levels: list = [*self.levels, None]
-        if {level.lower() for level in self.levels} <= {"true", "false"}:
+        if self.known:
+            levels = [*(self.known.get(level, self.known.get(level.lower(), level)) for level in self.levels), None]
+        elif {level.lower() for level in self.levels} <= {"true", "false"}:
             levels = [*(level.lower() == "true" for level in self.levels), None]
         elif all(map(_DATE.fullmatch, self.levels)):
             dates = [level.removesuffix("Z") for level in self.levels]
@@ -198,9 +211,13 @@ def read_cells(
     numbers: Sequence[int],
     form: Format,
     fail: Callable[[str, int, int, str], Exception],
+    fields: Sequence[Field] = (),
 ) -> list[np.ndarray]:
-    """Some columns of a table, from its lines without the header; `fail(what, row, number, hint)` makes the error."""
-    readers = [Reader(form) for _ in numbers]
+    """Some columns of a table, from its lines without the header; `fail(what, row, number, hint)` makes the error.
+
+    `fields` are what the columns hold, where that is known.
+    """
+    readers = [Reader(form, field) for field in fields or [None] * len(numbers)]
     for row, cells in enumerate(lines, start=1):
         if len(cells) != width:
             raise fail("", row, len(cells), "")

@@ -15,6 +15,7 @@ from tqdm.auto import tqdm
 
 from ddnf.density.disk import DiskTable, column_values, open_columns, open_dataset, open_rows
 from ddnf.density.lines import Format, read_cells, sheet_lines, text_lines
+from ddnf.density.schema import Field
 from ddnf.system.files import check_overwrite, open_atomic
 from ddnf.system.optional import require
 
@@ -28,14 +29,14 @@ class Table:
         names: of its columns; None if the file has no header.
         width: number of columns.
         load: reads the columns with these numbers: NumPy arrays of numbers, text, booleans or dates; with a progress
-            bar if the second argument is True and the file is text.
+            bar if the second argument is True and the file is text. The third says what they hold, where it is known.
         disk: the columns with these numbers, and those to condition on, left on disk; None for text files and Excel.
     """
 
     path: Path
     names: tuple[str, ...] | None
     width: int
-    load: Callable[[list[int], bool], list[np.ndarray]]
+    load: Callable[[list[int], bool, Sequence[Field]], list[np.ndarray]]
     disk: Callable[[list[int], list[int]], DiskTable] | None = None
 
     def label(self, number: int) -> str | int:
@@ -49,9 +50,14 @@ class Table:
                 raise self.error(f"{column[0]!r:.40}", 1, number)
         return np.stack(values, axis=1).astype(float)
 
-    def read_columns(self, numbers: list[int], *, missing: str = "raise", progress: bool = False) -> list[np.ndarray]:
-        """The columns with these numbers; rows with missing values are refused ("raise"), left out ("drop") or kept."""
-        values = self.load(numbers, progress)
+    def read_columns(
+        self, numbers: list[int], *, missing: str = "raise", progress: bool = False, fields: Sequence[Field] = ()
+    ) -> list[np.ndarray]:
+        """The columns with these numbers; rows with missing values are refused ("raise"), left out ("drop") or kept.
+
+        With `fields`, those of a model, cells are read as what they were when it was fitted; else by the file alone.
+        """
+        values = self.load(numbers, progress, fields)
         if not len(values[0]):
             raise ValueError(f"Expected rows of numbers in {str(self.path)!r}; got none.")
         if missing == "keep":
@@ -159,7 +165,7 @@ def _open_lines(lines: Callable, path: Path, form: Format) -> Table:
         place = f"row {row} of {str(path)!r}"
         return ValueError(f"Expected {len(first)} columns in each row; got {number} in {place}.{hint}")
 
-    def load(numbers, progress):
+    def load(numbers, progress, fields):
         size = path.stat().st_size
         shown: dict[str, Any] = dict(
             desc="read", unit="B", unit_scale=True, leave=None, delay=1.0
@@ -168,7 +174,7 @@ def _open_lines(lines: Callable, path: Path, form: Format) -> Table:
             rest = lines(path, form, lambda place: bar.update(place - bar.n))
             if is_header:
                 next(rest)
-            columns = read_cells(rest, len(first), numbers, form, fail)
+            columns = read_cells(rest, len(first), numbers, form, fail, fields)
             bar.update(size - bar.n)
         if names is not None:
             _check_header(path, [names[number] for number in numbers], columns, form)
@@ -212,7 +218,7 @@ def _open_array(path: Path, form: Format) -> Table:
         kind = f"{values.dtype} of shape {values.shape}"
         raise ValueError(f"Expected rows and columns of numbers in {str(path)!r}; got {kind}.")
     values = values if values.ndim == 2 else values[:, None]
-    load = lambda numbers, _: [values[:, i].astype(float) for i in numbers]  # noqa: E731
+    load = lambda numbers, *_: [values[:, i].astype(float) for i in numbers]  # noqa: E731
     return Table(path, None, values.shape[1], load, partial(open_columns, values))
 
 
@@ -221,7 +227,7 @@ def _open_parquet(path: Path, form: Format) -> Table:
     names = tuple(dataset.schema.names)
     _check_names(path, names)
 
-    def load(numbers, _):
+    def load(numbers, *_):
         return [_as_floats(column_values(dataset.to_table([names[number]]).column(0))) for number in numbers]
 
     def disk(modelled, conditions):
