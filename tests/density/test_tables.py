@@ -330,11 +330,22 @@ def test_numbers_in_another_notation_are_no_categories(tmp_path, text, hint):
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("1,5;2,5\n3,5;4,5\n", "column '1,5'.*--decimal"), ("red,1.5\nblue,2\nred,3\n", "looks like a row")],
+    [
+        ("1,5;2,5\n3,5;4,5\n", "column '1,5'.*--decimal"),
+        ("red,1.5\nblue,2\nred,3\n", "looks like a row"),
+        ("2020-01-01,0.942\n2020-01-02,2\n", "looks like a row"),
+        ("true,5.1\nfalse,2\n,3\n", "looks like a row"),
+        ("red,?\nred,2\n", None),  # a name may occur below
+        ("5,?\n6,2\n", None),
+    ],
 )
 def test_files_without_a_header_are_not_misread(tmp_path, text, message):
     path = tmp_path / "a.csv"
     path.write_text(text)
+    if message is None:
+        rows = open_table(path).read_columns([0, 1], missing="keep")
+        assert len(rows[0]) == len(text.splitlines()) - (text[0] == "r")
+        return
     with pytest.raises(ValueError, match=message):
         open_table(path).read_columns([0, 1])
 

@@ -18,7 +18,7 @@ from ddnf.system.optional import require
 
 MISSING = frozenset(["", "na", "n/a", "nan", "null", "none", "nil", "?", "-", "#n/a", ".", "missing"])
 _LINES_PER_MOVE = 10_000
-_DATE = re.compile(r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d(\.\d{1,6})?)?)?Z?")
+DATE = re.compile(r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d(\.\d{1,6})?)?)?Z?")
 # Numbers and dates in other notations, and what to do about them.
 _FOREIGN = {
     re.compile(r"[-+]?(\d{1,3}([.' ]\d{3})+|\d+),\d+|[-+]?\d+"): "Use --decimal , for decimal commas.",
@@ -197,7 +197,7 @@ class Reader:
             levels = [*(self.known.get(level, self.known.get(level.lower(), level)) for level in self.levels), None]
         elif {level.lower() for level in self.levels} <= {"true", "false"}:
             levels = [*(level.lower() == "true" for level in self.levels), None]
-        elif all(map(_DATE.fullmatch, self.levels)):
+        elif all(map(DATE.fullmatch, self.levels)):
             dates = [level.removesuffix("Z") for level in self.levels]
             return np.array([*dates, "NaT"], "datetime64[us]")[np.asarray(self.codes)]
         found = np.empty(len(levels), object)

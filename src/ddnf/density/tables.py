@@ -14,7 +14,7 @@ from jaxtyping import Float
 from tqdm.auto import tqdm
 
 from ddnf.density.disk import DiskTable, column_values, open_columns, open_dataset, open_rows
-from ddnf.density.lines import Format, read_cells, sheet_lines, text_lines
+from ddnf.density.lines import DATE, MISSING, Format, read_cells, sheet_lines, text_lines
 from ddnf.density.schema import Field
 from ddnf.system.files import check_overwrite, open_atomic
 from ddnf.system.optional import require
@@ -154,7 +154,7 @@ def _open_lines(lines: Callable, path: Path, form: Format) -> Table:
     first = next(lines(path, form), None)
     if first is None:
         raise ValueError(f"Expected a table in {str(path)!r}; got an empty file.")
-    is_header = any(cell.strip() and form.number(cell) is None for cell in first)
+    is_header = any(cell.strip().lower() not in MISSING and form.number(cell) is None for cell in first)
     names = tuple(cell.strip() for cell in first) if is_header else None
     _check_names(path, names or ())
 
@@ -191,17 +191,31 @@ def _check_names(path: Path, names: Sequence[str]) -> None:
 
 
 def _check_header(path: Path, names: Sequence[str], columns: Sequence[np.ndarray], form: Format) -> None:
-    """Raises if the first line is a row: its numbers are above numbers, and its text occurs below it too."""
-    is_number = [form.number(name) is not None for name in names]
+    """Raises if the first line is a row: numbers above numbers, dates above dates, and text that occurs below too."""
+    kinds = [_kind(name, form) for name in names]
     fits = [
-        column.dtype.kind == "f" if number else column.dtype.kind == "O" and name in column
-        for name, number, column in zip(names, is_number, columns, strict=True)
+        kind == "missing" or (name in column if kind == "text" else kind == _kind_of(column))
+        for name, kind, column in zip(names, kinds, columns, strict=True)
     ]
-    if any(is_number) and not all(is_number) and all(fits):
+    if {*kinds} & {"number", "date", "boolean"} and {*kinds} != {"number"} and all(fits):
         raise ValueError(
             f"Expected names of columns in the first line of {str(path)!r}; got {', '.join(names)[:100]}, which looks "
             "like a row. Put a line with names before it."
         )
+
+
+def _kind(cell: str, form: Format) -> str:
+    if cell.lower() in MISSING:
+        return "missing"
+    if form.number(cell) is not None:
+        return "number"
+    return "date" if DATE.fullmatch(cell) else "boolean" if cell.lower() in ("true", "false") else "text"
+
+
+def _kind_of(column: np.ndarray) -> str:
+    if column.dtype.kind != "O":
+        return "date" if column.dtype.kind == "M" else "number"
+    return "boolean" if all(value is None or isinstance(value, bool) for value in column) else "text"
 
 
 def _open_array(path: Path, form: Format) -> Table:
