@@ -188,6 +188,8 @@ def test_rows_outside_of_the_support_are_counted(folder, capsys):
         ('"a, b"\tc\n1e-3\t 2 \n', ("a, b", "c"), [[1e-3, 2]]),
         ("x\n1\n2", ("x",), [[1], [2]]),
         ("x,2020\n0,1\n", ("x", "2020"), [[0, 1]]),
+        ("\n \na;b\n1;2\n", ("a", "b"), [[1, 2]]),
+        ("sep=|\na,b|c\n1|2\n", ("a,b", "c"), [[1, 2]]),
     ],
 )
 def test_dialects(tmp_path, text, names, values):
@@ -210,6 +212,7 @@ TABLES = {
     "nan.csv": (b"price,size\n1,nan\n", "a missing value, NaN or infinity in row 1, column 'size'"),
     "short.csv": (b"price,size\n1,2\n3\n", "Expected 2 columns in each row; got 1 in row 2 of 'short.csv'"),
     "long.csv": (b"price,size\n1,2\n3,4,5\n", "Expected 2 columns in each row; got 3 in row 2"),
+    "quote.csv": (b'price,size\n"a,1\nb,2\n', "Expected two quotes around a cell, or none, in 'quote.csv'"),
     "twice.csv": (b"price,price\n1,2\n", "got 'price' twice"),
     "latin.csv": (b"price,gr\xf6sse\n1,2\n", "Expected text in UTF-8 in 'latin.csv'"),
     "empty.npy": (b"", "Expected an array of numbers in 'empty.npy'"),

@@ -7,7 +7,7 @@ import io
 import re
 from array import array
 from collections.abc import Callable, Collection, Iterator, Sequence
-from itertools import chain
+from itertools import chain, dropwhile
 from pathlib import Path
 from typing import Any
 
@@ -77,14 +77,20 @@ def text_lines(path: Path, form: Format, moved: Callable[[int], Any] | None = No
             binary: Any = gzip.GzipFile(fileobj=raw) if path.suffix.lower() == ".gz" else raw
             file = io.TextIOWrapper(binary, newline="", encoding=form.encoding)
             lines = (line for line in file if not (form.comment and line.startswith(form.comment)))
+            lines = dropwhile(lambda line: not line.strip(), lines)
             start = next(lines, "")
-            delimiter = _delimiter(start, form)
-            for number, cells in enumerate(csv.reader(chain([start], lines), delimiter=delimiter)):
+            said = re.fullmatch(r"sep=(.)\s*", start)  # by Excel
+            lines, delimiter = (lines, said[1]) if said else (chain([start], lines), _delimiter(start, form))
+            for number, cells in enumerate(csv.reader(lines, delimiter=delimiter, strict=True)):
                 if moved is not None and number % _LINES_PER_MOVE == 0:
                     moved(raw.tell())
                 if cells:
                     yield cells
-    except (UnicodeDecodeError, LookupError, csv.Error) as error:
+    except csv.Error as error:
+        raise ValueError(
+            f"Expected two quotes around a cell, or none, in {str(path)!r}; got one that ends no cell: {error}."
+        ) from error
+    except (UnicodeDecodeError, LookupError) as error:
         raise ValueError(
             f"Expected text in {'UTF-8' if form.encoding == 'utf-8-sig' else form.encoding} in {str(path)!r}; got "
             f"something else: {error}. Choose another encoding, such as --encoding latin-1."
