@@ -21,7 +21,7 @@ from ddnf.density.proposal import (
     fit_proposal,
     scaled_log_prob,
 )
-from ddnf.density.schema import one_hot
+from ddnf.density.schema import check_missing, one_hot
 from ddnf.flow.random import generator
 from ddnf.system.checks import check_count, check_key
 
@@ -160,8 +160,9 @@ class Marginal:
         schema = self.density.schema
         if schema is not None:
             return encode_fields([schema.fields[i] for i in self.columns], x)
-        rows = np.asarray(x, float)
-        return rows.reshape(-1, len(self.columns))
+        rows = np.asarray(x, float).reshape(-1, len(self.columns))
+        check_missing(self.columns, rows)
+        return rows
 
     def _at(self, rng, row) -> tuple[float, float]:
         density, proposal = self.density, self.proposal

@@ -103,7 +103,7 @@ def _from_tables(x, condition, support, names, missing) -> Prepared:
     has_all = ~np.isnan(values).any(axis=1)
     if missing == "drop":
         values = values[has_all]
-    check_missing((*schema.fields, *schema.given), values)
+    check_missing(schema.names, values, "Pass missing='drop' to leave these rows out.")
     return _of_schema(schema, values, support, int((~has_all).sum()))
 
 
