@@ -144,6 +144,20 @@ def conditional() -> Density:
     return Density(flow, columns_from(None, 1), np.zeros(1), np.eye(1), np.zeros(1), np.ones(1), 0.0, 0.0, *history)
 
 
+def test_draws_of_some_rows_at_a_time(monkeypatch):
+    rng, sizes, sample = np.random.default_rng(0), [], Density.sample_numbers
+    given = rng.normal(size=(5, 1))
+    x = 2 * given + rng.normal(size=(5, 1))
+    exact = norm.cdf(x - 2 * given)
+    monkeypatch.setattr("ddnf.density.queries._AT_ONCE", 4000)
+    monkeypatch.setattr(Density, "sample_numbers", lambda *args: sizes.append(args[3]) or sample(*args))
+    assert_allclose(conditional().pit(x, jr.key(0), given, n=2000), exact, atol=0.05)
+    rank = conditional().rank(x, jr.key(0), given, n=2000)
+    assert_allclose(rank, 2 * np.minimum(exact, 1 - exact)[:, 0], atol=0.06)
+    assert sizes == [4000] * 6
+    assert conditional().rank(np.zeros((0, 1)), jr.key(0), np.zeros((0, 1)), n=2000).shape == (0,)
+
+
 @pytest.mark.slow
 def test_calibration_of_conditional_densities():
     rng = np.random.default_rng(0)
