@@ -17,6 +17,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 import ddnf
 from ddnf import DDNF, Density, cli
 from ddnf.cli.options import parse_condition
+from ddnf.cli.view import _find_label
 from ddnf.density.columns import columns_from
 from ddnf.density.encode import encode_condition
 from ddnf.density.lines import Format
@@ -130,6 +131,35 @@ def test_other_columns_than_conditions(folder, monkeypatch):
     cli.main(["fit", "plain.csv", "-o", "out.ddnf", "--condition", "0"])
     model = load("out.ddnf")
     assert (model.dim, model.condition_dim, model.names) == (1, 1, None)
+
+
+@pytest.mark.parametrize("ending", ["npy", "csv"])
+def test_columns_without_names_are_found_again(folder, monkeypatch, capsys, ending):
+    def fit_density(key, x, condition, *, names, **_):
+        return density(condition_dim=1, names=tuple(names))
+
+    monkeypatch.setattr("ddnf.cli.fit.fit_density", fit_density)
+    np.save("all.npy", ROWS)
+    np.savetxt("all.csv", ROWS, delimiter=",")
+    cli.main(["fit", f"all.{ending}", "-o", "out.ddnf", "--columns", "2,0", "--condition", "1", "--quiet"])
+    model = load("out.ddnf")
+    assert model.names == ("column 2", "column 0", "column 1")
+    cli.main(["score", "out.ddnf", f"all.{ending}", "-o", "scores.npy"])
+    assert_allclose(np.load("scores.npy")[:, 0], model.log_prob(ROWS[:, [2, 0]], ROWS[:, 1:2]), rtol=1e-5)
+    capsys.readouterr()
+    assert "a column 'column 2' in 'plain.npy'; got column 0, column 1" in one_line(
+        ["score", "out.ddnf", "plain.npy"], capsys
+    )
+    cli.main(["sample", "out.ddnf", "-n", "2", "--condition", "column 1=0.5"])
+    assert capsys.readouterr().out.startswith("column 2,column 0\n")
+
+
+def test_columns_to_view_by_name_or_number():
+    labels = ["total price", "log price", "logit log", "column 3"]
+    words = ["price", "log price", "log", "total price", "1", "column 3", "3"]
+    assert [_find_label(word, labels) for word in words] == [1, 1, 2, 0, 1, 3, 3]
+    with pytest.raises(ValueError, match="got 'total'"):
+        _find_label("total", labels)
 
 
 def test_warnings_are_one_line(folder, monkeypatch, capsys):
@@ -405,8 +435,10 @@ def test_show(folder, capsys):
     assert Path("named.png").read_bytes().startswith(b"\x89PNG")
     assert capsys.readouterr().out == "picture         named.png\n"
     assert "a new file to write to; 'named.png' exists" in one_line(["show", "named.ddnf"], capsys)
-    cli.main(["show", "given.ddnf", "named.csv", "--condition", "0.5", "-o", "given.svg"])
+    cli.main(["show", "given.ddnf", "--condition", "0.5", "-o", "given.svg"])
     assert "given.svg" in capsys.readouterr().out
+    words = ["show", "given.ddnf", "named.csv", "--condition", "0.5", "-o", "rows.svg"]
+    assert "without conditions only" in one_line(words, capsys)
     assert ".png, .pdf or .svg" in one_line(["show", "named.ddnf", "-o", "named.gif"], capsys)
 
 

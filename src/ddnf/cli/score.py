@@ -1,5 +1,6 @@
 """`ddnf score`: the log density of the rows of a table."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ from ddnf.cli.options import OptionalOutput, check_output, load_density
 from ddnf.density import Density
 from ddnf.density.lines import Format
 from ddnf.density.tables import Table, check_ending, open_table, write_table
+
+_NUMBERED = re.compile(r"column \d+")
 
 
 def score(
@@ -37,8 +40,8 @@ def score(
         check_ending(output)
         check_output(output, force=force)
     density = load_density(model)
-    table = open_table(data, reading)
-    scores = _scores(density, table, "drop" if drop_missing else "raise")
+    rows = read_rows(density, data, reading, drop_missing=drop_missing, with_conditions=True)
+    scores = _scores(density, rows)
     if output is not None:
         write_table(output, scores[:, None], ("log_prob",), overwrite=force)
     outside = int(np.sum(np.isneginf(scores)))
@@ -46,8 +49,7 @@ def score(
     print(f"mean log-likelihood of {len(scores)} rows: {np.mean(scores):.6g}{note}")
 
 
-def _scores(density: Density, table: Table, missing: str) -> Float[np.ndarray, " n"]:
-    rows = read_rows(density, table, missing=missing, with_conditions=True)
+def _scores(density: Density, rows: Any) -> Float[np.ndarray, " n"]:
     if density.schema is not None:
         return np.asarray(density.log_prob(rows))
     condition = None if density.condition_dim is None else rows[:, density.dim :]
@@ -57,19 +59,31 @@ def _scores(density: Density, table: Table, missing: str) -> Float[np.ndarray, "
 def matching_columns(density: Density, table: Table, *, with_conditions: bool) -> list[int]:
     """The numbers of the table's columns that the density models, then of its conditions."""
     expected = density.dim + (density.condition_dim or 0 if with_conditions else 0)
-    if density.names is not None and table.names is not None:
-        names = density.names[:expected]
-        missing = [name for name in names if name not in table.names]
+    names = () if density.names is None else density.names[:expected]
+    if table.names is None and names and all(map(_NUMBERED.fullmatch, names)):  # by `Table.name`
+        known = [table.name(number) for number in range(table.width)]
+    else:
+        known = table.names
+    if names and known is not None:
+        missing = [name for name in names if name not in known]
         if missing:
-            raise ValueError(f"Expected a column {missing[0]!r} in {str(table.path)!r}; got {', '.join(table.names)}.")
-        return [table.names.index(name) for name in names]
+            raise ValueError(f"Expected a column {missing[0]!r} in {str(table.path)!r}; got {', '.join(known)}.")
+        return [known.index(name) for name in names]
     if table.width < expected or (with_conditions and table.width > expected):
         raise ValueError(f"Expected {expected} columns in {str(table.path)!r}; got {table.width}.")
     return list(range(expected))
 
 
-def read_rows(density: Density, table: Table, *, missing: str, with_conditions: bool = False) -> Any:
+def read_rows(
+    density: Density, data: Path, reading: Format, *, drop_missing: bool, with_conditions: bool = False
+) -> Any:
     """The columns of a table that the density models, and its conditions: an array, or a dict for mixed columns."""
+    if density.condition_dim is not None and not with_conditions:
+        raise ValueError(
+            f"Expected a table for a density without conditions only; got {str(data)!r} for a conditional density, "
+            "whose rows differ in conditions."
+        )
+    table, missing = open_table(data, reading), "drop" if drop_missing else "raise"
     numbers = matching_columns(density, table, with_conditions=with_conditions)
     if density.schema is None or density.names is None:
         return table.read(numbers, missing=missing)

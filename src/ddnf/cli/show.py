@@ -14,7 +14,6 @@ from ddnf.cli.options import (
 )
 from ddnf.cli.score import read_rows
 from ddnf.density.lines import Format
-from ddnf.density.tables import open_table
 from ddnf.system.files import open_atomic
 from ddnf.system.optional import require
 
@@ -36,7 +35,7 @@ def show(
 
     Args:
         model: a file written by `ddnf fit`.
-        data: the table; without it, draws alone are shown.
+        data: the table, for a density without conditions; without it, draws alone are shown.
         output: the picture to write, .png, .pdf or .svg; by default beside the model, ending in .png.
         columns: names or numbers (from 0) of columns to show; by default the first six.
         condition: the values to condition on: 1.5,2 or year=1.5,size=2.
@@ -51,8 +50,7 @@ def show(
         raise ValueError(f"Expected a file that ends in .png, .pdf or .svg; got {str(output)!r}.")
     check_output(output, force=force)
     density = load_density(model)
-    missing = "drop" if drop_missing else "raise"
-    rows = None if data is None else read_rows(density, open_table(data, reading), missing=missing)
+    rows = None if data is None else read_rows(density, data, reading, drop_missing=drop_missing)
     chosen = None if columns is None else [_column(word, density) for word in split_words(columns)]
     given = None if condition is None else parse_condition(condition, density)
     figure = density.plot(key_from_seed(seed), rows, columns=chosen, condition=given)

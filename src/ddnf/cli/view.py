@@ -17,7 +17,6 @@ from ddnf.density import Density
 from ddnf.density.columns import Column, to_real
 from ddnf.density.encode import encode_condition, encode_fields
 from ddnf.density.lines import Format
-from ddnf.density.tables import Table, open_table
 from ddnf.posterior import Posterior
 from ddnf.storage.models import load
 from ddnf.system.files import write_atomic
@@ -58,8 +57,7 @@ def view(
     flow, labels, values = _flow_to_show(fitted, condition)
     dims = None if columns is None else [_find_label(word, labels) for word in split_words(columns)]
     base = fitted.base if isinstance(fitted, Density) else None
-    missing = "drop" if drop_missing else "raise"
-    rows = None if data is None else _rows(fitted, open_table(data, reading), missing)
+    rows = None if data is None else _rows(fitted, data, reading, drop_missing)
     shown = frames(flow, values, base=base, labels=labels, dims=dims, rows=rows)
     write_atomic(output, page({model.stem: shown}, model.stem, _caption(fitted, data)))
     print(f"page            {output}")
@@ -93,20 +91,17 @@ def _flow_to_show(
     return Chain([model.flow, scaling]), labels, standardized
 
 
-def _rows(model: Posterior | Density, table: Table, missing: str) -> Float[np.ndarray, "n dim"]:
+def _rows(model: Posterior | Density, data: Path, reading: Format, drop_missing: bool) -> Float[np.ndarray, "n dim"]:
     """The rows of a table in unbounded space; without those outside of the support."""
-    if isinstance(model, Posterior) or model.condition_dim is not None:
-        kind = (
-            "a posterior" if isinstance(model, Posterior) else "a conditional density, whose rows differ in conditions"
-        )
-        raise ValueError(f"Expected a table for a density without conditions only; got {str(table.path)!r} for {kind}.")
-    rows = read_rows(model, table, missing=missing)
+    if isinstance(model, Posterior):
+        raise ValueError(f"Expected a table for a density without conditions only; got {str(data)!r} for a posterior.")
+    rows = read_rows(model, data, reading, drop_missing=drop_missing)
     values = np.asarray(rows, float) if model.schema is None else encode_fields(model.schema.fields, rows)
     with np.errstate(all="ignore"):
         real = to_real(model.columns, values + 0.5 * np.array([column.integer for column in model.columns]))[0]
     real = real[np.isfinite(real).all(axis=1)]
     if not len(real):
-        raise ValueError(f"Expected rows in the support of the density in {str(table.path)!r}; got none.")
+        raise ValueError(f"Expected rows in the support of the density in {str(data)!r}; got none.")
     return real
 
 
@@ -128,7 +123,8 @@ def _unbounded_name(name: str, column: Column) -> str:
 
 def _find_label(word: str, labels: list[str]) -> int:
     """The number of a coordinate, from its number or its name with or without the transform, as in "log price"."""
-    found = [i for i, label in enumerate(labels) if word in (label, label.partition(" ")[2], str(i))]
-    if not found:
-        raise ValueError(f"Expected columns of the model ({', '.join(labels)[:200]}); got {word!r}.")
-    return found[0]
+    plain = [label.removeprefix("log ").removeprefix("logit ") for label in labels]
+    for names in (labels, plain, [str(i) for i in range(len(labels))]):
+        if word in names:
+            return names.index(word)
+    raise ValueError(f"Expected columns of the model ({', '.join(labels)[:200]}); got {word!r}.")

@@ -42,6 +42,10 @@ class Table:
     def label(self, number: int) -> str | int:
         return number if self.names is None else self.names[number]
 
+    def name(self, number: int) -> str:
+        """What a model calls a column, so that it is found again in a file without names."""
+        return f"column {number}" if self.names is None else self.names[number]
+
     def read(self, numbers: list[int], *, missing: str = "raise") -> Float[np.ndarray, "rows columns"]:
         """The columns with these numbers, in that order; every value has to be a finite number."""
         values = self.read_columns(numbers, missing=missing)
