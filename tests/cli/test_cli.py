@@ -265,6 +265,11 @@ COMMANDS = {
     "NaN array": ("fit nan.npy -o out.ddnf", "a missing value, NaN or infinity in row 3, column 1"),
     "too few rows": ("fit few.npy -o out.ddnf", "Expected at least 10 rows; got 3"),
     "words": ("fit named.csv -o out.ddnf", "column 'id' has 60 in 60 rows: leave it out"),
+    "decimal mark": (
+        "fit named.csv -o out.ddnf --decimal XX",
+        "Expected one mark for decimal, such as a comma; got 'XX'",
+    ),
+    "equal marks": ("fit named.csv -o out.ddnf --thousands .", "another mark for thousands than for decimals"),
     "unknown column": ("fit named.csv -o out.ddnf --columns price,sice", "(id, price, size, year); got 'sice'"),
     "unknown number": ("fit plain.npy -o out.ddnf --columns 2", "(numbers from 0 to 1); got '2'"),
     "column twice": ("fit named.csv -o out.ddnf --columns price,price", "none both in --columns and --condition"),
@@ -364,6 +369,19 @@ CELLS = [
 ]
 MIXED = "\n".join(["# by hand", ";price;kind;day;ok;weight", *CELLS, "40;NA;ei;2020-01-01;true;3"])
 MARKS = ["--decimal", ",", "--thousands", ".", "--comment", "#"]
+
+
+NUMBERS = {
+    ".": {"1e3": 1000.0, " 7 ": 7.0, "20_01": None, "1,234": None, "many": None},
+    ".,": {"1,234": 1234.0, "-12,345,678.5": -12345678.5, "1,5": None, "1,2345": None, "1,234.5,000": None},
+    ",.": {"1.234,5": 1234.5, "1.5": None, "1,5": 1.5, "1.234.5": None},
+}
+
+
+@pytest.mark.parametrize("marks", NUMBERS)
+def test_numbers_with_marks(marks):
+    form = Format(decimal=marks[0], thousands=marks[1:])
+    assert {cell: form.number(cell) for cell in NUMBERS[marks]} == NUMBERS[marks]
 
 
 @pytest.mark.parametrize("ending", ["csv", "csv.gz", "xlsx"])

@@ -35,7 +35,7 @@ class Format:
 
     Attributes:
         decimal: decimal mark of numbers: "." or ",".
-        thousands: mark between thousands, such as "," or "'".
+        thousands: mark between groups of three digits, such as "," or "'".
         comment: lines that start with this are left out, such as "#".
         encoding: of a text file, such as latin-1; by default UTF-8.
         sheet: name of the sheet of an Excel file; by default the first.
@@ -47,6 +47,14 @@ class Format:
     encoding: str = "utf-8-sig"
     sheet: str | None = None
 
+    def check(self) -> None:
+        """Raises unless the marks are marks that differ."""
+        for name, mark in (("decimal", self.decimal), ("thousands", self.thousands or "'")):
+            if len(mark) != 1 or mark.isalnum() or mark in "+-_":
+                raise ValueError(f"Expected one mark for {name}, such as a comma; got {mark!r}.")
+        if self.thousands == self.decimal:
+            raise ValueError(f"Expected another mark for thousands than for decimals; got {self.decimal!r} for both.")
+
     def number(self, cell: str) -> float | None:
         """The number in a cell, or None.
 
@@ -54,7 +62,14 @@ class Format:
             >>> Format().number("1e3"), Format().number("many"), Format(decimal=",", thousands=".").number("1.234,5")
             (1000.0, None, 1234.5)
         """
-        if self.thousands:
+        cell = cell.strip()
+        if "_" in cell:  # Python would take it for a number
+            return None
+        if self.thousands and self.thousands in cell:
+            mark = re.escape(self.thousands)
+            grouped = re.match(rf"[-+]?\d{{1,3}}({mark}\d{{3}})+(?!\d)", cell)
+            if grouped is None or self.thousands in cell[grouped.end() :]:
+                return None
             cell = cell.replace(self.thousands, "")
         if self.decimal != ".":
             cell = cell.replace(".", "x").replace(self.decimal, ".")
@@ -107,7 +122,7 @@ def _delimiter(line: str, form: Format) -> str:
         (',', ';')
     """
     cells = {mark: next(csv.reader([line], delimiter=mark), []) for mark in ",\t;|" if mark != form.decimal}
-    with_commas = dataclasses.replace(form, decimal=",")
+    with_commas = dataclasses.replace(form, decimal=",", thousands=form.thousands.replace(",", ""))
     for mark in "\t;|":
         if len(cells[mark]) > 1 and all(with_commas.number(cell) is not None for cell in cells[mark]):
             return mark

@@ -113,7 +113,9 @@ def open_table(path: Path, form: Format | None = None) -> Table:
     if not path.is_file():
         what = "is not a file" if path.exists() else "does not exist"
         raise ValueError(f"Expected a table; got {str(path)!r}, which {what}.")
-    return opener(path, Format() if form is None else form)
+    form = Format() if form is None else form
+    form.check()
+    return opener(path, form)
 
 
 def write_table(
