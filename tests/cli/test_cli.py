@@ -289,6 +289,7 @@ COMMANDS = {
     "draws' ending": ("sample plain.ddnf -o draws.txt", "Expected a file that ends in"),
     "draws' folder": ("sample plain.ddnf -o nowhere/draws.csv", "Expected a file in an existing folder"),
     "no draws": ("sample plain.ddnf -n 0", "Expected n to be an integer of at least 1; got 0"),
+    "too many draws": ("sample plain.ddnf -n 1000000000000000", "Expected work that fits in memory; got"),
     "missing model": ("sample none.ddnf", "none.ddnf"),
     "damaged model": ("sample damaged.ddnf", "Expected a ddnf model file"),
     "table as model": ("score plain.csv plain.csv", "Expected a ddnf model file"),
