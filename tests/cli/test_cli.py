@@ -209,6 +209,16 @@ def test_rows_outside_of_the_support_are_counted(folder, capsys):
     assert capsys.readouterr().out == "mean log-likelihood of 2 rows: -inf (1 outside of the support)\n"
 
 
+def test_scores_of_incomplete_tables(folder, capsys):
+    Path("some.csv").write_text("size,price\n1,2\n,2\n1,3\n")
+    cli.main(["score", "named.ddnf", "some.csv", "--drop-missing", "-o", "scores.csv"])
+    assert "of 2 rows" in capsys.readouterr().out
+    scores = open_table(Path("scores.csv")).read_columns([0], missing="keep")[0]
+    assert_array_equal(np.isnan(scores), [False, True, False])
+    Path("some.csv").write_text("size,price\n1,2\n,2\ninf,3\n")
+    assert "infinity in row 3, column 'size'" in one_line(["score", "named.ddnf", "some.csv", "--drop-missing"], capsys)
+
+
 @pytest.mark.parametrize(
     ("text", "names", "values"),
     [

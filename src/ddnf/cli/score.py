@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from tyro.conf import OmitArgPrefixes, Positional
 
 from ddnf.cli.options import OptionalOutput, check_output, load_density
@@ -32,7 +32,7 @@ def score(
         model: a file written by `ddnf fit`.
         data: a table; columns are matched by name if both the table and the model have names, otherwise by order.
         output: the table to write with the log density of each row: .csv, .tsv, .npy or .parquet.
-        drop_missing: leave out rows with empty cells, NA, NaN or null.
+        drop_missing: leave out rows with empty cells, NA, NaN or null; in the output they have NaN.
         reading: how the file writes its values.
         force: overwrite the output if it exists.
     """
@@ -40,10 +40,12 @@ def score(
         check_ending(output)
         check_output(output, force=force)
     density = load_density(model)
-    rows = read_rows(density, data, reading, drop_missing=drop_missing, with_conditions=True)
+    rows, kept = read_rows(density, data, reading, drop_missing=drop_missing, with_conditions=True)
     scores = _scores(density, rows)
     if output is not None:
-        write_table(output, scores[:, None], ("log_prob",), overwrite=force)
+        column = np.full((len(kept), 1), np.nan, scores.dtype)
+        column[kept, 0] = scores
+        write_table(output, column, ("log_prob",), overwrite=force)
     outside = int(np.sum(np.isneginf(scores)))
     note = f" ({outside} outside of the support)" if outside else ""
     print(f"mean log-likelihood of {len(scores)} rows: {np.mean(scores):.6g}{note}")
@@ -76,8 +78,11 @@ def matching_columns(density: Density, table: Table, *, with_conditions: bool) -
 
 def read_rows(
     density: Density, data: Path, reading: Format, *, drop_missing: bool, with_conditions: bool = False
-) -> Any:
-    """The columns of a table that the density models, and its conditions: an array, or a dict for mixed columns."""
+) -> tuple[Any, Bool[np.ndarray, " rows"]]:
+    """The columns of a table that the density models, and its conditions: an array, or a dict for mixed columns.
+
+    And which rows were not left out.
+    """
     if density.condition_dim is not None and not with_conditions:
         raise ValueError(
             f"Expected a table for a density without conditions only; got {str(data)!r} for a conditional density, "
@@ -85,7 +90,8 @@ def read_rows(
         )
     table, missing = open_table(data, reading), "drop" if drop_missing else "raise"
     numbers = matching_columns(density, table, with_conditions=with_conditions)
+    fields = () if density.schema is None else (*density.schema.fields, *density.schema.given)[: len(numbers)]
+    values, kept = table.read_complete(numbers, missing=missing, fields=fields)
     if density.schema is None or density.names is None:
-        return table.read(numbers, missing=missing)
-    fields = (*density.schema.fields, *density.schema.given)[: len(numbers)]
-    return dict(zip(density.names, table.read_columns(numbers, missing=missing, fields=fields), strict=False))
+        return table.as_array(numbers, values), kept
+    return dict(zip(density.names, values, strict=False)), kept

@@ -50,7 +50,7 @@ def show(
         raise ValueError(f"Expected a file that ends in .png, .pdf or .svg; got {str(output)!r}.")
     check_output(output, force=force)
     density = load_density(model)
-    rows = None if data is None else read_rows(density, data, reading, drop_missing=drop_missing)
+    rows = None if data is None else read_rows(density, data, reading, drop_missing=drop_missing)[0]
     chosen = None if columns is None else [_column(word, density) for word in split_words(columns)]
     given = None if condition is None else parse_condition(condition, density)
     figure = density.plot(key_from_seed(seed), rows, columns=chosen, condition=given)

@@ -95,7 +95,7 @@ def _rows(model: Posterior | Density, data: Path, reading: Format, drop_missing:
     """The rows of a table in unbounded space; without those outside of the support."""
     if isinstance(model, Posterior):
         raise ValueError(f"Expected a table for a density without conditions only; got {str(data)!r} for a posterior.")
-    rows = read_rows(model, data, reading, drop_missing=drop_missing)
+    rows = read_rows(model, data, reading, drop_missing=drop_missing)[0]
     values = np.asarray(rows, float) if model.schema is None else encode_fields(model.schema.fields, rows)
     with np.errstate(all="ignore"):
         real = to_real(model.columns, values + 0.5 * np.array([column.integer for column in model.columns]))[0]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from tqdm.auto import tqdm
 
 from ddnf.density.disk import DiskTable, column_values, open_columns, open_dataset, open_rows
@@ -48,7 +48,10 @@ class Table:
 
     def read(self, numbers: list[int], *, missing: str = "raise") -> Float[np.ndarray, "rows columns"]:
         """The columns with these numbers, in that order; every value has to be a finite number."""
-        values = self.read_columns(numbers, missing=missing)
+        return self.as_array(numbers, self.read_columns(numbers, missing=missing))
+
+    def as_array(self, numbers: list[int], values: list[np.ndarray]) -> Float[np.ndarray, "rows columns"]:
+        """Columns that were read as one array; raises if one holds no numbers."""
         for column, number in zip(values, numbers, strict=True):
             if column.dtype.kind not in "biuf":
                 raise self.error(f"{column[0]!r:.40}", 1, number)
@@ -61,19 +64,27 @@ class Table:
 
         With `fields`, those of a model, cells are read as what they were when it was fitted; else by the file alone.
         """
+        return self.read_complete(numbers, missing=missing, progress=progress, fields=fields)[0]
+
+    def read_complete(
+        self, numbers: list[int], *, missing: str = "raise", progress: bool = False, fields: Sequence[Field] = ()
+    ) -> tuple[list[np.ndarray], Bool[np.ndarray, " rows"]]:
+        """The same, and which rows of the file were not left out."""
         values = self.load(numbers, progress, fields)
-        if not len(values[0]):
+        count = len(values[0])
+        if not count:
             raise ValueError(f"Expected rows of numbers in {str(self.path)!r}; got none.")
         if missing == "keep":
-            return values
-        bad = np.stack([_is_missing(column) for column in values], axis=1)
-        if missing == "drop":
-            return [column[~bad.any(axis=1)] for column in values]
+            return values, np.ones(count, bool)
+        lost = np.stack([_is_missing(column) for column in values], axis=1)
+        infinite = np.stack([_is_infinite(column) for column in values], axis=1)
+        kept = ~lost.any(axis=1) if missing == "drop" else np.ones(count, bool)
+        bad = (lost | infinite) & kept[:, None]
         if bad.any():
             row, place = np.argwhere(bad)[0]
-            hint = " To leave such rows out, use --drop-missing."
+            hint = " To leave such rows out, use --drop-missing." if lost[row, place] else ""
             raise self.error("a missing value, NaN or infinity", int(row) + 1, numbers[int(place)], hint)
-        return values
+        return [column[kept] for column in values], kept
 
     def error(self, what: str, row: int, number: int, hint: str = "") -> ValueError:
         """The error for a value that is not a finite number."""
@@ -86,7 +97,11 @@ def _is_missing(column: np.ndarray) -> np.ndarray:
         return np.isnat(column)
     if column.dtype.kind == "O":
         return np.array([value is None for value in column], bool)
-    return ~np.isfinite(column)
+    return np.isnan(column)
+
+
+def _is_infinite(column: np.ndarray) -> np.ndarray:
+    return np.isinf(column) if column.dtype.kind == "f" else np.zeros(len(column), bool)
 
 
 def open_table(path: Path, form: Format | None = None) -> Table:
