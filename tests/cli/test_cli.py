@@ -441,6 +441,8 @@ def test_categories_in_conditions(folder, capsys):
     dataclasses.replace(model, schema=Schema(fields[:2], fields[2:], "columns")).save("kinds.ddnf")
     cli.main(["sample", "kinds.ddnf", "-n", "2", "--condition", "kind=b,year=1.5"])
     by_name = capsys.readouterr().out
+    words = ["sample", "kinds.ddnf", "-o", "draws.npy", "-n", "1000000000000000", "--condition", "kind=b,year=1.5"]
+    assert "table of mixed columns; got .npy" in one_line(words, capsys)  # before anything is drawn
     cli.main(["sample", "kinds.ddnf", "-n", "2", "--condition", "1.5,b"])
     assert by_name == capsys.readouterr().out and by_name.startswith("price,size\n")
     assert "(0, b); got another" in one_line(["sample", "kinds.ddnf", "--condition", "1.5,c"], capsys)

@@ -45,6 +45,7 @@ def test_marginals_are_those_of_a_gaussian():
     expected = multivariate_normal(MEAN[[0, 2]], COVARIANCE[np.ix_([0, 2], [0, 2])]).logpdf(x)
     assert np.max(np.abs(value - expected) / error) < 4 and np.max(error) < 0.05
     assert marginal.sample(jr.key(0), 7).shape == (7, 2)
+    assert gaussian().marginal(np.int64(1)).columns == (1,)
     assert_allclose(
         gaussian().marginal([0, 1, 2]).log_prob(np.zeros((1, 3))), gaussian().log_prob(np.zeros((1, 3))), rtol=1e-9
     )
@@ -184,6 +185,8 @@ def test_pictures(table, tmp_path):
 
 BAD = {
     "column": (lambda: gaussian().marginal("z"), r"columns of the density \(a, b, c\); got 'z'"),
+    "none": (lambda: gaussian().sample_given({"a": None}, jr.key(0), 5), "a number for column 'a'; got None"),
+    "no columns": (lambda: gaussian().plot(jr.key(0), columns=[]), "at least one column to show"),
     "twice": (lambda: gaussian().marginal(["a", "a"]), "columns that differ"),
     "support": (lambda: gaussian("positive").sample_given({"a": -1.0}, jr.key(0), 5), "values in their support"),
     "level": (lambda: mixed().sample_given({"coin": "edge"}, jr.key(0), 5), r"a level of 'coin' \(heads, tails\)"),

@@ -61,8 +61,8 @@ def fit_density(
     with a condition, a linear regression on it comes first. Splines start from quantiles and the mixture from
     expectation maximization; all is trained together. What is returned is the best on held-out rows, the start
     included: it is no worse there than a Gaussian or the mixture.
-    Of a table of fewer than 5,000 rows, held-out rows decide how much to train, and a second fit then has all rows;
-    where they are fewer than 70, other rows take turns with them.
+    Of a table of fewer than 5,000 rows and up to 16 columns, without categories or conditions, held-out rows decide how
+    much to train, and a second fit then has all rows; where they are fewer than 70, other rows take turns with them.
     The flow is trained in the direction from the data to the base, which needs no inverse; `sample` inverts it
     exactly. A `flow` of your own is fitted to rows that are whitened only.
 

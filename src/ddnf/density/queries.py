@@ -126,6 +126,7 @@ def calibration(density: Any, key: PRNGKeyArray, x: Any, condition: Any = None, 
 def _given_rows(density, x, condition, count):
     """All conditions as numbers, one row for each row of x."""
     _, codes, given = encode_rows(density.schema, density.dim, x, condition)
-    for place, number in enumerate(() if codes is None else density.schema.categories):
-        check_levels(density.schema.fields[number], codes[..., place])
+    if codes is not None:
+        for place, number in enumerate(density.schema.categories):
+            check_levels(density.schema.fields[number], codes[..., place])
     return density.given_rows(given, codes, (count,))

@@ -78,7 +78,7 @@ class Table:
             return values, np.ones(count, bool)
         lost = np.stack([_is_missing(column) for column in values], axis=1)
         infinite = np.stack([_is_infinite(column) for column in values], axis=1)
-        kept = ~lost.any(axis=1) if missing == "drop" else np.ones(count, bool)
+        kept = np.asarray(~lost.any(axis=1) if missing == "drop" else np.ones(count, bool))
         bad = (lost | infinite) & kept[:, None]
         if bad.any():
             row, place = np.argwhere(bad)[0]
@@ -158,6 +158,7 @@ def write_table(
     if path is None:
         _write_lines(sys.stdout, values, names, ",")
         return
+    check_ending(path, mixed=isinstance(values, Mapping))
     write = _by_ending(path, _WRITERS)
     if not overwrite:
         check_overwrite(path, hint="Pass overwrite=True to replace it.")
@@ -165,10 +166,13 @@ def write_table(
         write(file, values, names)
 
 
-def check_ending(path: Path) -> None:
-    """Raises if tables cannot be written to a file with this ending."""
-    if _by_ending(path, _WRITERS) is _write_parquet:
+def check_ending(path: Path, *, mixed: bool = False) -> None:
+    """Raises if tables, or those of mixed columns, cannot be written to a file with this ending."""
+    write = _by_ending(path, _WRITERS)
+    if write is _write_parquet:
         require("pyarrow", "parquet")
+    if mixed and write is _write_array:
+        raise ValueError("Expected a .csv, .tsv or .parquet file for a table of mixed columns; got .npy.")
 
 
 def _open_lines(lines: Callable, path: Path, form: Format) -> Table:
@@ -311,8 +315,6 @@ def _write_tsv(file, values, names) -> None:
 
 
 def _write_array(file, values, names) -> None:
-    if isinstance(values, Mapping):
-        raise ValueError("Expected a .csv, .tsv or .parquet file for a table of mixed columns; got .npy.")
     np.save(file, values)
 
 
