@@ -456,7 +456,7 @@ def test_dates_and_durations_in_conditions():
     day, took = Field("day", "day", "datetime64[us]"), Field("took", "duration", "timedelta64[us]")
     model = dataclasses.replace(density(condition_dim=2), schema=Schema((Field("x"), Field("y")), (day, took)))
     values = parse_condition("1970-01-03,1.5", model)
-    assert_allclose(encode_condition(model.schema, values), [[2.0, 1.5]])
+    assert_allclose(encode_condition(model.schema, values), [2.0, 1.5])
     with pytest.raises(ValueError, match="a date such as 2020-12-31 for 'day'; got 'May'"):
         parse_condition("May,1.5", model)
 

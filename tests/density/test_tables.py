@@ -179,6 +179,11 @@ def test_categories_as_conditions():
     assert list(draws) == ["price", "count"] and len(draws) == 5
     assert_array_equal(draws, density.sample(jr.key(0), 5, ["a", True]))
     assert len(density.sample(jr.key(0), condition=frame())) == N
+    assert len(density.sample(jr.key(0), condition=["a", True])) == 1000
+    x, given = frame()[["price", "count"]].to_numpy(float), frame()[["kind", "ok"]].to_numpy(object)
+    stacked = density.log_prob(x.reshape(2, -1, 2), given.reshape(2, -1, 2))
+    assert stacked.shape == (2, N // 2)
+    assert_allclose(stacked.ravel(), density.log_prob(frame()), rtol=1e-9)
     expected = density.log_prob(frame()[["price", "count"]], frame()[["kind", "ok"]])
     assert_allclose(density.log_prob(frame()), expected, rtol=1e-9)
     with pytest.raises(ValueError, match=r"Expected levels of 'kind' that were seen \(a, b, c\)"):

@@ -51,10 +51,10 @@ def encode_condition(schema: Schema | None, condition: Any) -> Any:
 
 
 def encode_fields(fields: Sequence[Field], x: Any) -> np.ndarray:
-    """The fields of a table as numbers (..., fields); of rows without names, by their order."""
+    """The fields of a table as numbers (n, fields); of rows (..., fields) without names, by their order."""
     values = encode_table(fields, _columns(fields, x))
-    check_missing([field.name for field in fields], values.reshape(-1, len(fields)))
-    return values
+    check_missing([field.name for field in fields], values)
+    return values if library_of(x) is not None else values.reshape(*np.shape(x)[:-1], len(fields))
 
 
 def _columns(fields: Sequence[Field], x: Any) -> dict[str, Raw]:

@@ -159,7 +159,7 @@ class Marginal:
     def _rows(self, x):
         schema = self.density.schema
         if schema is not None:
-            return encode_fields([schema.fields[i] for i in self.columns], x)
+            return encode_fields([schema.fields[i] for i in self.columns], x).reshape(-1, len(self.columns))
         rows = np.asarray(x, float).reshape(-1, len(self.columns))
         check_missing(self.columns, rows)
         return rows
