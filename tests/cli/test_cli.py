@@ -253,6 +253,10 @@ TABLES = {
     "short.csv": (b"price,size\n1,2\n3\n", "Expected 2 columns in each row; got 1 in row 2 of 'short.csv'"),
     "long.csv": (b"price,size\n1,2\n3,4,5\n", "Expected 2 columns in each row; got 3 in row 2"),
     "quote.csv": (b'price,size\n"a,1\nb,2\n', "Expected two quotes around a cell, or none, in 'quote.csv'"),
+    "february.csv": (
+        b"price,size\n2020-02-28,1\n2020-02-30,2\n",
+        "Expected dates of the calendar; got one that is not",
+    ),
     "twice.csv": (b"price,price\n1,2\n", "got 'price' twice"),
     "latin.csv": (b"price,gr\xf6sse\n1,2\n", "Expected text in UTF-8 in 'latin.csv'"),
     "empty.npy": (b"", "Expected an array of numbers in 'empty.npy'"),

@@ -291,6 +291,8 @@ def test_bad_arguments():
         prepare(table, None, support={"k": "count"})
     with pytest.raises(ValueError, match="the table has names of its own"):
         prepare(table, None, names=["a", "b"])
+    with pytest.raises(ValueError, match="Expected 2 names"):
+        prepare(np.ones((20, 2)), {"c": np.arange(20.0)}, names=["a", "b", "c"])
     with pytest.raises(ValueError, match="got the category 'k'"):
         prepare(table | {"y": np.arange(20.0)}, ["y"])
     with pytest.raises(ValueError, match="got 'z'"):

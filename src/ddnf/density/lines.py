@@ -1,5 +1,6 @@
 """Tables in text and Excel files: the cells of each line, and columns of numbers, text, booleans or dates from them."""
 
+import contextlib
 import csv
 import dataclasses
 import gzip
@@ -137,10 +138,12 @@ def sheet_lines(path: Path, form: Format, moved: Callable[[int], Any] | None = N
     except Exception as error:  # damaged files raise errors of several libraries
         raise ValueError(f"Expected an Excel file in {str(path)!r}; got something else: {error}.") from error
     if form.sheet is not None and form.sheet not in book.sheetnames:
+        book.close()
         raise ValueError(f"Expected a sheet of {str(path)!r} ({', '.join(book.sheetnames)}); got {form.sheet!r}.")
-    for row in book[form.sheet or book.sheetnames[0]].iter_rows(values_only=True):
-        if any(cell is not None for cell in row):
-            yield [_cell_text(cell, form) for cell in row]
+    with contextlib.closing(book):
+        for row in book[form.sheet or book.sheetnames[0]].iter_rows(values_only=True):
+            if any(cell is not None for cell in row):
+                yield [_cell_text(cell, form) for cell in row]
 
 
 def _cell_text(cell, form: Format) -> str:
@@ -220,7 +223,10 @@ class Reader:
             levels = [*(level.lower() == "true" for level in self.levels), None]
         elif all(map(DATE.fullmatch, self.levels)):
             dates = [level.removesuffix("Z") for level in self.levels]
-            return np.array([*dates, "NaT"], "datetime64[us]")[np.asarray(self.codes)]
+            try:
+                return np.array([*dates, "NaT"], "datetime64[us]")[np.asarray(self.codes)]
+            except ValueError as error:
+                raise ValueError(f"Expected dates of the calendar; got one that is not: {error}.") from error
         found = np.empty(len(levels), object)
         found[:] = levels
         return found[np.asarray(self.codes)]

@@ -129,7 +129,7 @@ def _split(table: dict[str, Raw], condition: Any) -> tuple[dict[str, Raw], dict[
 
 
 def _named(rows: np.ndarray, names: Sequence[str] | None) -> dict[str, Raw]:
-    names = [str(i) for i in range(rows.shape[1])] if names is None else names
+    names = rows_of.check_names(names, rows.shape[1]) or [str(i) for i in range(rows.shape[1])]
     return {name: Raw(column, "float64") for name, column in zip(names, rows.T, strict=True)}
 
 
