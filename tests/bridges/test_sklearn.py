@@ -132,7 +132,10 @@ def test_mixed_frames():
     frame = pd.DataFrame(ROWS, columns=["width", "height"]).assign(kind=["a", "b"] * 20)
     model = tiny().fit(frame)
     assert model.sample(4).dtypes.equals(frame.dtypes)
-    assert model.score_samples(frame).shape == (40,) and model.n_features_in_ == 3
+    scores = model.score_samples(frame)
+    assert scores.shape == (40,) and model.n_features_in_ == 3
+    for some in (slice(1), slice(None, None, 2)):  # of one level
+        assert_allclose(model.score_samples(frame[some]), scores[some])
     frame.loc[3, "width"] = np.nan
     assert tiny(missing="drop").fit(frame).density_.dropped_rows == 1
 

@@ -17,6 +17,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 import ddnf
 from ddnf import DDNF, Density, cli
 from ddnf.cli.options import parse_condition
+from ddnf.cli.view import _find_label
 from ddnf.density.columns import columns_from
 from ddnf.density.encode import encode_condition
 from ddnf.density.lines import Format
@@ -132,6 +133,35 @@ def test_other_columns_than_conditions(folder, monkeypatch):
     assert (model.dim, model.condition_dim, model.names) == (1, 1, None)
 
 
+@pytest.mark.parametrize("ending", ["npy", "csv"])
+def test_columns_without_names_are_found_again(folder, monkeypatch, capsys, ending):
+    def fit_density(key, x, condition, *, names, **_):
+        return density(condition_dim=1, names=tuple(names))
+
+    monkeypatch.setattr("ddnf.cli.fit.fit_density", fit_density)
+    np.save("all.npy", ROWS)
+    np.savetxt("all.csv", ROWS, delimiter=",")
+    cli.main(["fit", f"all.{ending}", "-o", "out.ddnf", "--columns", "2,0", "--condition", "1", "--quiet"])
+    model = load("out.ddnf")
+    assert model.names == ("column 2", "column 0", "column 1")
+    cli.main(["score", "out.ddnf", f"all.{ending}", "-o", "scores.npy"])
+    assert_allclose(np.load("scores.npy")[:, 0], model.log_prob(ROWS[:, [2, 0]], ROWS[:, 1:2]), rtol=1e-5)
+    capsys.readouterr()
+    assert "a column 'column 2' in 'plain.npy'; got column 0, column 1" in one_line(
+        ["score", "out.ddnf", "plain.npy"], capsys
+    )
+    cli.main(["sample", "out.ddnf", "-n", "2", "--condition", "column 1=0.5"])
+    assert capsys.readouterr().out.startswith("column 2,column 0\n")
+
+
+def test_columns_to_view_by_name_or_number():
+    labels = ["total price", "log price", "logit log", "column 3"]
+    words = ["price", "log price", "log", "total price", "1", "column 3", "3"]
+    assert [_find_label(word, labels) for word in words] == [1, 1, 2, 0, 1, 3, 3]
+    with pytest.raises(ValueError, match="got 'total'"):
+        _find_label("total", labels)
+
+
 def test_warnings_are_one_line(folder, monkeypatch, capsys):
     def fit_density(*_, **__):
         warnings.warn("rows repeat\nothers", RuntimeWarning, stacklevel=1)
@@ -179,6 +209,16 @@ def test_rows_outside_of_the_support_are_counted(folder, capsys):
     assert capsys.readouterr().out == "mean log-likelihood of 2 rows: -inf (1 outside of the support)\n"
 
 
+def test_scores_of_incomplete_tables(folder, capsys):
+    Path("some.csv").write_text("size,price\n1,2\n,2\n1,3\n")
+    cli.main(["score", "named.ddnf", "some.csv", "--drop-missing", "-o", "scores.csv"])
+    assert "of 2 rows" in capsys.readouterr().out
+    scores = open_table(Path("scores.csv")).read_columns([0], missing="keep")[0]
+    assert_array_equal(np.isnan(scores), [False, True, False])
+    Path("some.csv").write_text("size,price\n1,2\n,2\ninf,3\n")
+    assert "infinity in row 3, column 'size'" in one_line(["score", "named.ddnf", "some.csv", "--drop-missing"], capsys)
+
+
 @pytest.mark.parametrize(
     ("text", "names", "values"),
     [
@@ -188,6 +228,8 @@ def test_rows_outside_of_the_support_are_counted(folder, capsys):
         ('"a, b"\tc\n1e-3\t 2 \n', ("a, b", "c"), [[1e-3, 2]]),
         ("x\n1\n2", ("x",), [[1], [2]]),
         ("x,2020\n0,1\n", ("x", "2020"), [[0, 1]]),
+        ("\n \na;b\n1;2\n", ("a", "b"), [[1, 2]]),
+        ("sep=|\na,b|c\n1|2\n", ("a,b", "c"), [[1, 2]]),
     ],
 )
 def test_dialects(tmp_path, text, names, values):
@@ -210,6 +252,11 @@ TABLES = {
     "nan.csv": (b"price,size\n1,nan\n", "a missing value, NaN or infinity in row 1, column 'size'"),
     "short.csv": (b"price,size\n1,2\n3\n", "Expected 2 columns in each row; got 1 in row 2 of 'short.csv'"),
     "long.csv": (b"price,size\n1,2\n3,4,5\n", "Expected 2 columns in each row; got 3 in row 2"),
+    "quote.csv": (b'price,size\n"a,1\nb,2\n', "Expected two quotes around a cell, or none, in 'quote.csv'"),
+    "february.csv": (
+        b"price,size\n2020-02-28,1\n2020-02-30,2\n",
+        "Expected dates of the calendar; got one that is not",
+    ),
     "twice.csv": (b"price,price\n1,2\n", "got 'price' twice"),
     "latin.csv": (b"price,gr\xf6sse\n1,2\n", "Expected text in UTF-8 in 'latin.csv'"),
     "empty.npy": (b"", "Expected an array of numbers in 'empty.npy'"),
@@ -232,6 +279,11 @@ COMMANDS = {
     "NaN array": ("fit nan.npy -o out.ddnf", "a missing value, NaN or infinity in row 3, column 1"),
     "too few rows": ("fit few.npy -o out.ddnf", "Expected at least 10 rows; got 3"),
     "words": ("fit named.csv -o out.ddnf", "column 'id' has 60 in 60 rows: leave it out"),
+    "decimal mark": (
+        "fit named.csv -o out.ddnf --decimal XX",
+        "Expected one mark for decimal, such as a comma; got 'XX'",
+    ),
+    "equal marks": ("fit named.csv -o out.ddnf --thousands .", "another mark for thousands than for decimals"),
     "unknown column": ("fit named.csv -o out.ddnf --columns price,sice", "(id, price, size, year); got 'sice'"),
     "unknown number": ("fit plain.npy -o out.ddnf --columns 2", "(numbers from 0 to 1); got '2'"),
     "column twice": ("fit named.csv -o out.ddnf --columns price,price", "none both in --columns and --condition"),
@@ -251,6 +303,7 @@ COMMANDS = {
     "draws' ending": ("sample plain.ddnf -o draws.txt", "Expected a file that ends in"),
     "draws' folder": ("sample plain.ddnf -o nowhere/draws.csv", "Expected a file in an existing folder"),
     "no draws": ("sample plain.ddnf -n 0", "Expected n to be an integer of at least 1; got 0"),
+    "too many draws": ("sample plain.ddnf -n 1000000000000000", "Expected work that fits in memory; got"),
     "missing model": ("sample none.ddnf", "none.ddnf"),
     "damaged model": ("sample damaged.ddnf", "Expected a ddnf model file"),
     "table as model": ("score plain.csv plain.csv", "Expected a ddnf model file"),
@@ -333,6 +386,19 @@ MIXED = "\n".join(["# by hand", ";price;kind;day;ok;weight", *CELLS, "40;NA;ei;2
 MARKS = ["--decimal", ",", "--thousands", ".", "--comment", "#"]
 
 
+NUMBERS = {
+    ".": {"1e3": 1000.0, " 7 ": 7.0, "20_01": None, "1,234": None, "many": None},
+    ".,": {"1,234": 1234.0, "-12,345,678.5": -12345678.5, "1,5": None, "1,2345": None, "1,234.5,000": None},
+    ",.": {"1.234,5": 1234.5, "1.5": None, "1,5": 1.5, "1.234.5": None},
+}
+
+
+@pytest.mark.parametrize("marks", NUMBERS)
+def test_numbers_with_marks(marks):
+    form = Format(decimal=marks[0], thousands=marks[1:])
+    assert {cell: form.number(cell) for cell in NUMBERS[marks]} == NUMBERS[marks]
+
+
 @pytest.mark.parametrize("ending", ["csv", "csv.gz", "xlsx"])
 def test_what_people_have(folder, ending):
     """Latin-1, decimal commas, thousands, comments, an index column, missing cells; gz and Excel."""
@@ -375,20 +441,26 @@ def test_mixed_tables(folder, capsys, monkeypatch):
 
 def test_categories_in_conditions(folder, capsys):
     model = density(condition_dim=3, names=("price", "size", "year", "kind"))
-    fields = Field("price"), Field("size"), Field("year"), Field("kind", "category", "str", ("a", "b"))
+    fields = Field("price"), Field("size"), Field("year"), Field("kind", "category", "str", ("0", "b"))
     dataclasses.replace(model, schema=Schema(fields[:2], fields[2:], "columns")).save("kinds.ddnf")
     cli.main(["sample", "kinds.ddnf", "-n", "2", "--condition", "kind=b,year=1.5"])
     by_name = capsys.readouterr().out
+    words = ["sample", "kinds.ddnf", "-o", "draws.npy", "-n", "1000000000000000", "--condition", "kind=b,year=1.5"]
+    assert "table of mixed columns; got .npy" in one_line(words, capsys)  # before anything is drawn
     cli.main(["sample", "kinds.ddnf", "-n", "2", "--condition", "1.5,b"])
     assert by_name == capsys.readouterr().out and by_name.startswith("price,size\n")
-    assert "(a, b); got another" in one_line(["sample", "kinds.ddnf", "--condition", "1.5,c"], capsys)
+    assert "(0, b); got another" in one_line(["sample", "kinds.ddnf", "--condition", "1.5,c"], capsys)
+    for kinds in ("00", "0b", "b0"):  # whether a column holds text is known from the model
+        Path("few.csv").write_text("\n".join(["price,size,year,kind", *(f"1,2,3,{kind}" for kind in kinds)]))
+        cli.main(["score", "kinds.ddnf", "few.csv"])
+        assert "of 2 rows" in (out := capsys.readouterr().out) and "outside" not in out
 
 
 def test_dates_and_durations_in_conditions():
     day, took = Field("day", "day", "datetime64[us]"), Field("took", "duration", "timedelta64[us]")
     model = dataclasses.replace(density(condition_dim=2), schema=Schema((Field("x"), Field("y")), (day, took)))
     values = parse_condition("1970-01-03,1.5", model)
-    assert_allclose(encode_condition(model.schema, values), [[2.0, 1.5]])
+    assert_allclose(encode_condition(model.schema, values), [2.0, 1.5])
     with pytest.raises(ValueError, match="a date such as 2020-12-31 for 'day'; got 'May'"):
         parse_condition("May,1.5", model)
 
@@ -398,8 +470,10 @@ def test_show(folder, capsys):
     assert Path("named.png").read_bytes().startswith(b"\x89PNG")
     assert capsys.readouterr().out == "picture         named.png\n"
     assert "a new file to write to; 'named.png' exists" in one_line(["show", "named.ddnf"], capsys)
-    cli.main(["show", "given.ddnf", "named.csv", "--condition", "0.5", "-o", "given.svg"])
+    cli.main(["show", "given.ddnf", "--condition", "0.5", "-o", "given.svg"])
     assert "given.svg" in capsys.readouterr().out
+    words = ["show", "given.ddnf", "named.csv", "--condition", "0.5", "-o", "rows.svg"]
+    assert "without conditions only" in one_line(words, capsys)
     assert ".png, .pdf or .svg" in one_line(["show", "named.ddnf", "-o", "named.gif"], capsys)
 
 

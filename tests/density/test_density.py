@@ -408,6 +408,12 @@ BAD = {
     ),
     "log_prob: short condition": (lambda: by_hand("real", 2, 3).log_prob(ROWS, GIVEN[:7]), "Expected conditions of"),
     "log_prob: word condition": (lambda: by_hand("real", 2, 1).log_prob(ROWS, ["a"]), "Expected condition"),
+    "log_prob: NaN": (
+        lambda: by_hand("real", 2).log_prob([[1.0, np.nan]]),
+        r"no missing values; got some in columns 1 \(1\). Leave these rows out",
+    ),
+    "pit: NaN": (lambda: by_hand("real", 2).pit([[np.nan, 1.0]], jr.key(0)), "some in columns 0"),
+    "marginal: NaN": (lambda: by_hand("real", 2).marginal(1).log_prob([np.nan]), "some in columns 1"),
     "log_prob: NaN condition": (lambda: by_hand("real", 2, 1).log_prob(ROWS, [np.nan]), "Expected finite condition"),
     "sample: none": (
         lambda: by_hand("real", 2).sample(jr.key(0), 0),

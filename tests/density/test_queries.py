@@ -45,6 +45,7 @@ def test_marginals_are_those_of_a_gaussian():
     expected = multivariate_normal(MEAN[[0, 2]], COVARIANCE[np.ix_([0, 2], [0, 2])]).logpdf(x)
     assert np.max(np.abs(value - expected) / error) < 4 and np.max(error) < 0.05
     assert marginal.sample(jr.key(0), 7).shape == (7, 2)
+    assert gaussian().marginal(np.int64(1)).columns == (1,)
     assert_allclose(
         gaussian().marginal([0, 1, 2]).log_prob(np.zeros((1, 3))), gaussian().log_prob(np.zeros((1, 3))), rtol=1e-9
     )
@@ -104,6 +105,12 @@ def test_draws_given_numbers_or_categories():
     assert exact.effective == np.inf and abs(exact.draws["v"].mean()) < 0.08
 
 
+def test_unknown_levels_are_impossible():
+    row = {"coin": ["edge"], "v": [0.0]}
+    assert mixed().marginal("coin").log_prob(row) == mixed().marginal(["v", "coin"]).log_prob(row) == -np.inf
+    assert mixed().rank(row, jr.key(0)) == 0.0
+
+
 @pytest.mark.slow
 def test_marginals_of_categories():
     assert_allclose(np.exp(mixed().marginal("coin").log_prob({"coin": ["heads", "tails"]})), 0.5)
@@ -138,6 +145,20 @@ def conditional() -> Density:
     return Density(flow, columns_from(None, 1), np.zeros(1), np.eye(1), np.zeros(1), np.ones(1), 0.0, 0.0, *history)
 
 
+def test_draws_of_some_rows_at_a_time(monkeypatch):
+    rng, sizes, sample = np.random.default_rng(0), [], Density.sample_numbers
+    given = rng.normal(size=(5, 1))
+    x = 2 * given + rng.normal(size=(5, 1))
+    exact = norm.cdf(x - 2 * given)
+    monkeypatch.setattr("ddnf.density.queries._AT_ONCE", 4000)
+    monkeypatch.setattr(Density, "sample_numbers", lambda *args: sizes.append(args[3]) or sample(*args))
+    assert_allclose(conditional().pit(x, jr.key(0), given, n=2000), exact, atol=0.05)
+    rank = conditional().rank(x, jr.key(0), given, n=2000)
+    assert_allclose(rank, 2 * np.minimum(exact, 1 - exact)[:, 0], atol=0.06)
+    assert sizes == [4000] * 6
+    assert conditional().rank(np.zeros((0, 1)), jr.key(0), np.zeros((0, 1)), n=2000).shape == (0,)
+
+
 @pytest.mark.slow
 def test_calibration_of_conditional_densities():
     rng = np.random.default_rng(0)
@@ -164,9 +185,15 @@ def test_pictures(table, tmp_path):
 
 BAD = {
     "column": (lambda: gaussian().marginal("z"), r"columns of the density \(a, b, c\); got 'z'"),
+    "none": (lambda: gaussian().sample_given({"a": None}, jr.key(0), 5), "a number for column 'a'; got None"),
+    "no columns": (lambda: gaussian().plot(jr.key(0), columns=[]), "at least one column to show"),
     "twice": (lambda: gaussian().marginal(["a", "a"]), "columns that differ"),
     "support": (lambda: gaussian("positive").sample_given({"a": -1.0}, jr.key(0), 5), "values in their support"),
     "level": (lambda: mixed().sample_given({"coin": "edge"}, jr.key(0), 5), r"a level of 'coin' \(heads, tails\)"),
+    "unseen level": (
+        lambda: mixed().pit({"coin": ["edge"], "v": [0.0]}, jr.key(0)),
+        r"levels of 'coin' that were seen \(heads, tails\)",
+    ),
     "box": (lambda: gaussian().probability({"a": 1.0}, jr.key(0), 10), r"an interval \(low, high\)"),
     "condition": (lambda: conditional().marginal(0), "Expected a condition"),
 }

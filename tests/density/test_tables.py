@@ -3,9 +3,11 @@
 import dataclasses
 import datetime
 import itertools
+import re
 from decimal import Decimal
 from functools import cache
 
+import dateutil.tz
 import jax.random as jr
 import numpy as np
 import pandas as pd
@@ -16,10 +18,12 @@ import ddnf
 from ddnf import Density, fit_density
 from ddnf.density import default_flow
 from ddnf.density.categories import fit_categories
+from ddnf.density.frames import build_table, is_dtype, read_columns
 from ddnf.density.prepare import prepare
+from ddnf.density.schema import Field, Schema, encode, field_of
 from ddnf.density.tables import open_table
 
-polars = pytest.importorskip("polars")
+polars, pyarrow = pytest.importorskip("polars"), pytest.importorskip("pyarrow")
 RNG = np.random.default_rng(0)
 N = 120
 
@@ -92,6 +96,37 @@ def test_columns_are_found_by_name():
         fitted().log_prob(frame().drop(columns="kind"))
 
 
+MINUTES = np.datetime64("2020-01-01T00:00", "m") + np.arange(40) * 100
+NAIVE = pd.Series(MINUTES).astype("datetime64[us]")
+ARROW_TIME = pd.ArrowDtype(pyarrow.timestamp("us", "Europe/Paris"))
+FOREIGN = {
+    "integers of Arrow": (pd.Series(range(40), dtype="int64[pyarrow]"), "int64"),
+    "text of Arrow": (pd.Series(["u", "v"] * 20, dtype=pd.ArrowDtype(pyarrow.string())), "str|object"),
+    "times of Arrow": (NAIVE.dt.tz_localize("Europe/Paris").astype(ARROW_TIME), "datetime64.us, Europe/Paris."),
+    "days of Arrow": (pd.Series([*NAIVE.dt.date[:39], None], dtype=pd.ArrowDtype(pyarrow.date32())), "datetime64.*"),
+    "big-endian": (pd.Series(np.arange(40.0).astype(">f8")), "float64"),
+    "sparse": (pd.Series(pd.arrays.SparseArray([0, 0, 1, 2] * 10)), "int64"),
+    "dateutil": (NAIVE.dt.tz_localize(dateutil.tz.gettz("Europe/Paris")), "datetime64.us, UTC."),
+    "minutes": (MINUTES, "datetime64.us."),
+    "long": (np.arange(40, dtype=np.longdouble), "float64"),
+}
+
+
+@pytest.mark.parametrize("case", FOREIGN)
+def test_other_types_come_out_as_those_of_numpy(case):
+    column, dtype = FOREIGN[case]
+    table = {"x": column} if isinstance(column, np.ndarray) else pd.DataFrame({"x": column})
+    raw = read_columns(table)["x"]
+    field = field_of("x", raw)
+    values = encode(field, raw.values)
+    assert is_dtype(field.dtype) and np.isnan(values).sum() == pd.isna(column).sum()
+    schema = Schema((field,), library="columns" if isinstance(table, dict) else "pandas")
+    drawn = build_table(schema, values[:5, None], [case in ("integers of Arrow", "sparse")])["x"]
+    assert re.fullmatch(dtype, str(drawn.dtype))
+    again = read_columns({"x": drawn} if isinstance(table, dict) else pd.DataFrame({"x": drawn}))["x"]
+    assert_array_equal(encode(field, again.values), values[:5])
+
+
 @pytest.mark.slow
 def test_dicts_of_columns():
     density = fit({"size": RNG.normal(size=40), "kind": ["x", "y"] * 20})
@@ -144,6 +179,11 @@ def test_categories_as_conditions():
     assert list(draws) == ["price", "count"] and len(draws) == 5
     assert_array_equal(draws, density.sample(jr.key(0), 5, ["a", True]))
     assert len(density.sample(jr.key(0), condition=frame())) == N
+    assert len(density.sample(jr.key(0), condition=["a", True])) == 1000
+    x, given = frame()[["price", "count"]].to_numpy(float), frame()[["kind", "ok"]].to_numpy(object)
+    stacked = density.log_prob(x.reshape(2, -1, 2), given.reshape(2, -1, 2))
+    assert stacked.shape == (2, N // 2)
+    assert_allclose(stacked.ravel(), density.log_prob(frame()), rtol=1e-9)
     expected = density.log_prob(frame()[["price", "count"]], frame()[["kind", "ok"]])
     assert_allclose(density.log_prob(frame()), expected, rtol=1e-9)
     with pytest.raises(ValueError, match=r"Expected levels of 'kind' that were seen \(a, b, c\)"):
@@ -172,14 +212,19 @@ CRAFTED = {
 
 
 @pytest.mark.parametrize("case", CRAFTED)
-def test_crafted_files_are_refused(case, tmp_path):
+def test_crafted_files_are_refused(case, tmp_path, monkeypatch):
     change, message = CRAFTED[case]
     schema = fitted().schema
     assert schema is not None
     fields = list(schema.fields)
     fields[1] = fields[1]._replace(**change)
     crafted = dataclasses.replace(fitted(), schema=schema._replace(fields=tuple(fields)))
-    crafted.save(tmp_path / "model.ddnf")
+    if case in ("type", "kind", "levels", "objects"):  # what could not be loaded is not saved
+        with pytest.raises(ValueError, match=message):
+            crafted.save(tmp_path / "model.ddnf")
+    with monkeypatch.context() as patch:
+        patch.setattr("ddnf.storage.schema._field", tuple)
+        crafted.save(tmp_path / "model.ddnf")
     with pytest.raises(ValueError, match=message):
         ddnf.load(tmp_path / "model.ddnf")
 
@@ -246,6 +291,8 @@ def test_bad_arguments():
         prepare(table, None, support={"k": "count"})
     with pytest.raises(ValueError, match="the table has names of its own"):
         prepare(table, None, names=["a", "b"])
+    with pytest.raises(ValueError, match="Expected 2 names"):
+        prepare(np.ones((20, 2)), {"c": np.arange(20.0)}, names=["a", "b", "c"])
     with pytest.raises(ValueError, match="got the category 'k'"):
         prepare(table | {"y": np.arange(20.0)}, ["y"])
     with pytest.raises(ValueError, match="got 'z'"):
@@ -290,13 +337,44 @@ def test_numbers_in_another_notation_are_no_categories(tmp_path, text, hint):
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("1,5;2,5\n3,5;4,5\n", "column '1,5'.*--decimal"), ("red,1.5\nblue,2\nred,3\n", "looks like a row")],
+    [
+        ("1,5;2,5\n3,5;4,5\n", "column '1,5'.*--decimal"),
+        ("red,1.5\nblue,2\nred,3\n", "looks like a row"),
+        ("2020-01-01,0.942\n2020-01-02,2\n", "looks like a row"),
+        ("true,5.1\nfalse,2\n,3\n", "looks like a row"),
+        ("red,?\nred,2\n", None),  # a name may occur below
+        ("5,?\n6,2\n", None),
+    ],
 )
 def test_files_without_a_header_are_not_misread(tmp_path, text, message):
     path = tmp_path / "a.csv"
     path.write_text(text)
+    if message is None:
+        rows = open_table(path).read_columns([0, 1], missing="keep")
+        assert len(rows[0]) == len(text.splitlines()) - (text[0] == "r")
+        return
     with pytest.raises(ValueError, match=message):
         open_table(path).read_columns([0, 1])
+
+
+@pytest.mark.parametrize(
+    ("cells", "levels"),
+    [
+        ("0 0", ("0", "a", "b")),
+        ("a 0", ("0", "a", "b")),
+        ("true false", ("false", "maybe", "true")),
+        ("TRUE false", (False, True)),
+        ("1 2", (1, 2, 3)),
+        ("none x", ("none", "x")),
+        ("2020-01-01 2020-01-02", ("2020-01-01", "2020-01-02", "late")),
+        ("1,5 2", ("1,5", "2", "x")),
+    ],
+)
+def test_cells_are_read_as_the_levels_of_a_model(tmp_path, cells, levels):
+    path = tmp_path / "a.csv"
+    path.write_text("\n".join(["k;x", *(f"{cell};1" for cell in cells.split())]))
+    found = open_table(path).read_columns([0], fields=[Field("k", "category", "str", levels)])[0].tolist()
+    assert set(found) <= set(levels) and [str(level).lower() for level in found] == cells.lower().split()
 
 
 def test_comments_without_the_option(tmp_path):

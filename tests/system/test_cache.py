@@ -54,11 +54,15 @@ def test_a_path_that_is_a_file_is_not_used(tmp_path):
 
 
 def test_variable(tmp_path, monkeypatch):
-    monkeypatch.setenv("DDNF_CACHE", "off")
-    assert ddnf.cache_compilation() is None
+    monkeypatch.chdir(tmp_path)
+    for word in ("off", "0", "No", "false", "none"):
+        monkeypatch.setenv("DDNF_CACHE", word)
+        assert ddnf.cache_compilation() is None
     monkeypatch.setenv("DDNF_CACHE", str(tmp_path / "own"))
     assert ddnf.cache_compilation() == tmp_path / "own"
     monkeypatch.delenv("DDNF_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    if sys.platform == "linux":
-        assert ddnf.cache_compilation() == Path(tmp_path) / "ddnf" / "jax"
+    for word in ("", "on", "1", "yes", "True"):
+        monkeypatch.setenv("DDNF_CACHE", word)
+        if sys.platform == "linux":
+            assert ddnf.cache_compilation() == Path(tmp_path) / "ddnf" / "jax"

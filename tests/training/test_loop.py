@@ -176,6 +176,27 @@ def test_resumes_bit_for_bit(tmp_path):
         fit(start=jnp.ones(3), checkpoint=tmp_path / "run")
 
 
+def scaled(rate):
+    return lambda x, draw: rate * quadratic(x, draw)
+
+
+@pytest.mark.parametrize("option", ["optimizer", "our optimizer", "average", "loss", "validate"])
+def test_a_run_with_other_settings_is_not_resumed(tmp_path, option):
+    values = {
+        "optimizer": (optax.sgd(0.1), optax.sgd(0.2)),
+        "our optimizer": (train.adam(0.1, 50), train.adam(0.2, 50)),
+        "average": (None, 0.9),
+        "loss": (scaled(1.0), scaled(2.0)),
+        "validate": (None, lambda x, _: jnp.sum(x)),
+    }[option]
+    settings = dict(steps=50, checkpoint=tmp_path / "run")
+    first, again = (fit(**settings | {option.split()[-1]: values[0]}) for _ in range(2))
+    assert_array_equal(first.losses, again.losses)
+    assert np.isnan(again.seconds).all()
+    with pytest.raises(ValueError, match="of this run"):
+        fit(**settings | {option.split()[-1]: values[1]})
+
+
 def test_checkpoint_needs_a_folder(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match="Expected a folder that may be written"):

@@ -163,6 +163,8 @@ def test_a_run_is_resumed(tmp_path):
     assert np.isnan(again.seconds).all()
     for a, b in zip(*(jax.tree.leaves(eqx.filter(t.vae, eqx.is_array)) for t in (first, again)), strict=True):
         assert_allclose(a, b)
+    with pytest.raises(ValueError, match="of this run"):
+        fit(checkpoint=tmp_path / "run", warm_up=2)
 
 
 def test_own_networks():

@@ -92,14 +92,13 @@ class DDNFDensity(base.DensityMixin, base.BaseEstimator):
     def fit(self, X: Any, y: Any = None) -> "DDNFDensity":
         """Fits the density to rows (n, columns); `y` is ignored."""
         X, names = self._table(X, reset=True)
-        table = prepare(X, None, missing=self.missing, names=names)
         flow_key, fit_key = jr.split(_key(self.random_state))
         self.density_ = fit_density(
             fit_key,
             X,
             names=names,
             missing=self.missing,
-            flow=self._flow(flow_key, table),
+            flow=self._flow(flow_key, X, names),
             adaptive=True,
             support=self.support,
             validation=self.validation,
@@ -111,17 +110,19 @@ class DDNFDensity(base.DensityMixin, base.BaseEstimator):
         )
         return self
 
-    def _flow(self, key, table):
+    def _flow(self, key, X, names):
         """A flow of these settings; None, for the default of `fit_density`, if all are left as they are."""
         if (self.blocks, self.flow_steps, self.hidden, self.activation) == (None, None, None, "softplus"):
             return None
+        table = prepare(X, None, missing=self.missing, names=names)
         given_dim = None if table.given is None else table.given.shape[1]
         sizes: dict[str, Any] = dict(blocks=self.blocks, steps=self.flow_steps, hidden=self.hidden)
         return default_flow(key, table.rows.shape[1], given_dim, activation=self.activation, **sizes)
 
     def _table(self, X, *, reset):
         """A frame as it is, if it has other columns than numbers; else an array, and the names of its columns."""
-        if library_of(X) in ("pandas", "polars") and any(field.kind != "number" for field in _fields(X)):
+        is_frame = library_of(X) in ("pandas", "polars")
+        if is_frame and (_is_mixed(X) if reset else self.density_.schema is not None):
             validation_tools.validate_data(self, X, skip_check_array=True, reset=reset)
             return X, None
         some = {} if self.missing == "raise" or not reset else dict(ensure_all_finite="allow-nan")
@@ -170,8 +171,8 @@ class DDNFDensity(base.DensityMixin, base.BaseEstimator):
         return draws if library_of(draws) == kind else require(kind, "frames").DataFrame(values)
 
 
-def _fields(frame):
-    return [field_of(name, raw) for name, raw in read_columns(frame).items()]
+def _is_mixed(frame):
+    return any(field_of(name, raw).kind != "number" for name, raw in read_columns(frame).items())
 
 
 def _key(random_state) -> PRNGKeyArray:

@@ -5,6 +5,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 
+import jax
 import tyro
 
 import ddnf
@@ -52,6 +53,8 @@ def main(args: Sequence[str] | None = None) -> None:
             _exit(2, f"{error.strerror}: {error.filename}" if error.strerror and error.filename else str(error))
         except (ValueError, ImportError) as error:
             _exit(2, str(error))
+        except (MemoryError, OverflowError, jax.errors.JaxRuntimeError) as error:
+            _exit(2, f"Expected work that fits in memory; got {str(error) or type(error).__name__:.200}")
         except KeyboardInterrupt:
             _exit(130, "interrupted")
 

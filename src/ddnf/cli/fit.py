@@ -87,14 +87,16 @@ def fit(
     supports = parse_support(support, table, modelled)
     missing = "drop" if drop_missing else "raise"
     x, given = _values(table, modelled, conditions, missing, progress=not quiet)
-    names = None if table.names is None else [table.names[number] for number in [*modelled, *conditions]]
+    chosen = [*modelled, *conditions]
+    is_plain = table.names is None and chosen == list(range(table.width))
+    has_names = isinstance(x, dict) or (isinstance(x, DiskTable) and table.names is not None)
     try:
         density = fit_density(
             key,
             x,
             given,
             support=supports,
-            names=None if isinstance(x, dict | DiskTable) else names,
+            names=None if is_plain or has_names else [table.name(number) for number in chosen],
             missing=missing,
             steps=steps,
             batch=batch,
@@ -138,4 +140,5 @@ def _values(
 def _with_labels(message: str, labels: list[str | int]) -> str:
     # The library numbers the columns of its array; users know those of their file.
     message = message.replace("missing='drop'", "--drop-missing")
-    return re.sub(r"\bcolumn (\d+)", lambda match: f"column {labels[int(match[1])]!r}", message)
+    message = re.sub(r"(?<!')\bcolumn (\d+)", lambda match: f"column {labels[int(match[1])]!r}", message)
+    return re.sub(r"column 'column (\d+)'", r"column \1", message)

@@ -152,7 +152,7 @@ def read_values(
 ) -> dict[str, np.ndarray]:
     """Columns of a table by name."""
     values = table.read_columns(numbers, missing=missing, progress=progress)
-    return {str(table.label(number)): column for number, column in zip(numbers, values, strict=True)}
+    return {table.name(number): column for number, column in zip(numbers, values, strict=True)}
 
 
 def as_columns(density: Density, draws: Any) -> np.ndarray | dict[str, np.ndarray]:

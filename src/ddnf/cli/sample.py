@@ -33,6 +33,8 @@ def sample(
         check_ending(output)
         check_output(output, force=force)
     density = load_density(model)
+    if output is not None:
+        check_ending(output, mixed=density.schema is not None and density.schema.library != "array")
     values = None if condition is None else parse_condition(condition, density)
     draws = density.sample(key_from_seed(seed), rows, condition=values)
     write_table(output, as_columns(density, draws), density.names and density.names[: density.dim], overwrite=force)

@@ -35,7 +35,7 @@ def show(
 
     Args:
         model: a file written by `ddnf fit`.
-        data: the table; without it, only draws are plotted.
+        data: the table, for a density without conditions; without it, only draws are plotted.
         output: the picture to write, .png, .pdf or .svg; by default the model's path with the suffix .png.
         columns: names or numbers (from 0) of the columns to plot; by default the first six.
         condition: the values to condition on: 1.5,2 or year=1.5,size=2.
@@ -50,7 +50,7 @@ def show(
         raise ValueError(f"Expected a file that ends in .png, .pdf or .svg; got {str(output)!r}.")
     check_output(output, force=force)
     density = load_density(model)
-    rows = None if data is None else read_rows(density, data, reading, drop_missing=drop_missing)
+    rows = None if data is None else read_rows(density, data, reading, drop_missing=drop_missing)[0]
     chosen = None if columns is None else [_column(word, density) for word in split_words(columns)]
     given = None if condition is None else parse_condition(condition, density)
     figure = density.plot(key_from_seed(seed), rows, columns=chosen, condition=given)

@@ -94,12 +94,9 @@ def _flow_to_show(
 
 def _rows(model: Posterior | Density, data: Path, reading: Format, drop_missing: bool) -> Float[np.ndarray, "n dim"]:
     """The rows of a table in unbounded space; without those outside of the support."""
-    if isinstance(model, Posterior) or model.condition_dim is not None:
-        kind = (
-            "a posterior" if isinstance(model, Posterior) else "a conditional density, whose rows differ in conditions"
-        )
-        raise ValueError(f"Expected a table for a density without conditions only; got {str(data)!r} for {kind}.")
-    rows = read_rows(model, data, reading, drop_missing=drop_missing)
+    if isinstance(model, Posterior):
+        raise ValueError(f"Expected a table for a density without conditions only; got {str(data)!r} for a posterior.")
+    rows = read_rows(model, data, reading, drop_missing=drop_missing)[0]
     values = np.asarray(rows, float) if model.schema is None else encode_fields(model.schema.fields, rows)
     with np.errstate(all="ignore"):
         real = to_real(model.columns, values + 0.5 * np.array([column.integer for column in model.columns]))[0]
@@ -127,7 +124,8 @@ def _unbounded_name(name: str, column: Column) -> str:
 
 def _find_label(word: str, labels: list[str]) -> int:
     """The number of a coordinate, from its number or its name with or without the transform, as in "log price"."""
-    found = [i for i, label in enumerate(labels) if word in (label, label.partition(" ")[2], str(i))]
-    if not found:
-        raise ValueError(f"Expected columns of the model ({', '.join(labels)[:200]}); got {word!r}.")
-    return found[0]
+    plain = [label.removeprefix("log ").removeprefix("logit ") for label in labels]
+    for names in (labels, plain, [str(i) for i in range(len(labels))]):
+        if word in names:
+            return names.index(word)
+    raise ValueError(f"Expected columns of the model ({', '.join(labels)[:200]}); got {word!r}.")

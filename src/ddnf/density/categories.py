@@ -47,7 +47,7 @@ class Categories(NamedTuple):
             return np.log(n + self.strength * self._independent(codes)) - np.log(self.counts.sum() + self.strength)
 
     def log_marginal(self, known: Mapping[int, int]) -> float:
-        """The log probability of levels of some columns."""
+        """The log probability of levels of some columns; -inf for levels that never occurred, such as -1."""
         counted, free = self._known(known)
         with np.errstate(divide="ignore"):
             return float(np.log(counted.sum() + free) - np.log(self.counts.sum() + self.strength))
@@ -55,8 +55,8 @@ class Categories(NamedTuple):
     def _known(self, known):
         """Counts of the combinations with these levels, and the weight of all others with them."""
         match = np.all([self.combinations[:, i] == level for i, level in known.items()], axis=0) if known else True
-        shares = self.shares
-        return self.counts * match, self.strength * np.prod([shares[i][level] for i, level in known.items()])
+        shares = [self.shares[i][level] if 0 <= level < self.sizes[i] else 0.0 for i, level in known.items()]
+        return self.counts * match, self.strength * np.prod(shares)
 
     def sample(
         self, rng: np.random.Generator, n: int, known: Mapping[int, int] | None = None

@@ -23,16 +23,24 @@ def encode_rows(schema: Schema | None, dim: int, x: Any, condition: Any) -> tupl
         ([[1.0], [2.0]], [[1], [0]])
     """
     if schema is None:
-        return rows_of.table(x, dim, "x"), None, condition
+        return _numbers(x, list(range(dim))), None, condition
     is_table = library_of(x) is not None
     if is_table and condition is None and schema.given:
         condition = x
     given = encode_condition(schema, condition)
     if not is_table and not schema.categories:
-        return rows_of.table(x, dim, "x"), None, given
+        return _numbers(x, [field.name for field in schema.fields]), None, given
     values = encode_fields(schema.fields, x)
     codes = values[..., schema.categories].astype(int) if schema.categories else None
     return values[..., schema.numbers], codes, given
+
+
+def _numbers(x: Any, names: Sequence[str | int]) -> Any:
+    """Rows of an array, without missing values; tracers stay as they are."""
+    found = rows_of.table(x, len(names), "x")
+    if not isinstance(found, Tracer):
+        check_missing(names, found.reshape(-1, len(names)))
+    return found
 
 
 def encode_condition(schema: Schema | None, condition: Any) -> Any:
@@ -43,10 +51,10 @@ def encode_condition(schema: Schema | None, condition: Any) -> Any:
 
 
 def encode_fields(fields: Sequence[Field], x: Any) -> np.ndarray:
-    """The fields of a table as numbers (..., fields); of rows without names, by their order."""
+    """The fields of a table as numbers (n, fields); of rows (..., fields) without names, by their order."""
     values = encode_table(fields, _columns(fields, x))
-    check_missing(fields, values.reshape(-1, len(fields)))
-    return values
+    check_missing([field.name for field in fields], values)
+    return values if library_of(x) is not None else values.reshape(*np.shape(x)[:-1], len(fields))
 
 
 def _columns(fields: Sequence[Field], x: Any) -> dict[str, Raw]:

@@ -49,15 +49,48 @@ def read_columns(x: Any) -> dict[str, Raw]:
     library = library_of(x)
     read = {"pandas": _from_pandas, "polars": _from_polars, "columns": _from_values}[library or "columns"]
     if library != "pandas":
-        return {str(name): read(x[name]) for name in (x.columns if library == "polars" else x)}
+        return {str(name): _known(read(x[name])) for name in (x.columns if library == "polars" else x)}
     names = [str(name) for name in x.columns]
     if len(set(names)) < len(names):
         raise ValueError(f"Expected a name for each column; got {names!r:.200}.")
-    return {name: read(x.iloc[:, place]) for place, name in enumerate(names)}
+    return {name: _known(read(x.iloc[:, place])) for place, name in enumerate(names)}
+
+
+def _known(raw: Raw) -> Raw:
+    return raw if is_dtype(raw.dtype) else raw._replace(dtype="other")
+
+
+def _type_name(dtype: Any) -> str:
+    """The type of draws of a column: NumPy's in place of Arrow's, sparse and foreign ones; microseconds for odd units.
+
+    Example:
+        >>> _type_name(np.dtype(">f8")), _type_name(np.dtype("datetime64[M]")), _type_name(np.dtype("datetime64[ms]"))
+        ('float64', 'datetime64[us]', 'datetime64[ms]')
+    """
+    name = str(dtype)
+    if name.endswith("[pyarrow]"):
+        dtype = dtype.numpy_dtype
+    elif name.startswith("Sparse["):
+        dtype = dtype.subtype
+    if not isinstance(dtype, np.dtype):
+        return name
+    name = str(dtype.newbyteorder("="))
+    return name.partition("[")[0] + "[us]" if dtype.kind in "mM" and not is_dtype(name) else name
+
+
+def _in_zone(series: Any) -> tuple[Any, str]:
+    """Times without a zone, in UTC, and their type; UTC in place of a zone that has no name that pandas knows."""
+    unit, zone = getattr(series.dtype, "unit", "us"), str(series.dt.tz)
+    try:
+        series.dt.tz_convert(zone)
+    except (KeyError, ValueError):
+        zone = "UTC"
+    dtype = f"datetime64[{unit}, {zone}]"
+    return series.dt.tz_convert("UTC").dt.tz_localize(None), dtype if is_dtype(dtype) else f"datetime64[{unit}, UTC]"
 
 
 def _from_pandas(series: Any) -> Raw:
-    dtype = str(series.dtype)
+    dtype = _type_name(series.dtype)
     if dtype == "category":
         levels = tuple(series.cat.categories.tolist())
         dtype = "category, ordered" if series.cat.ordered else "category"
@@ -66,11 +99,11 @@ def _from_pandas(series: Any) -> Raw:
     if kind in "iuf":
         return Raw(series.to_numpy(dtype=float, na_value=np.nan), dtype)
     if kind == "M":
-        if getattr(series.dtype, "tz", None) is not None:
-            series = series.dt.tz_convert("UTC").dt.tz_localize(None)
-        return Raw(series.to_numpy().astype("datetime64[us]"), dtype)
+        if getattr(series.dtype, "tz", None) is not None or ", tz=" in str(series.dtype):
+            series, dtype = _in_zone(series)
+        return Raw(series.astype("datetime64[us]").to_numpy(), dtype)
     if kind == "m":
-        return Raw(series.to_numpy().astype("timedelta64[us]"), dtype)
+        return Raw(series.astype("timedelta64[us]").to_numpy(), dtype)
     return _from_objects(series.astype(object).to_numpy(), dtype)
 
 
@@ -99,7 +132,7 @@ def _from_values(values: Any) -> Raw:
     if array.ndim > 1:
         raise ValueError(f"Expected one value in each cell; got columns of shape {array.shape}.")
     if array.dtype.kind in "iufmM":
-        return Raw(array, str(array.dtype).replace("datetime64[D]", "datetime64[s]"))
+        return Raw(array, _type_name(array.dtype))
     objects = array if array.dtype.kind == "b" else np.array(values, object)
     raw = _from_objects(objects.ravel(), "bool" if array.dtype.kind == "b" else "object")
     return raw._replace(values=raw.values.reshape(array.shape))
@@ -160,13 +193,14 @@ def _to_pandas(pandas: Any, field: Field, values: np.ndarray) -> Any:
     if field.kind in ("day", "time") and "," in field.dtype:
         zone = field.dtype.partition(", ")[2].rstrip("]")
         return series.dt.tz_localize("UTC").dt.tz_convert(zone).astype(field.dtype)
-    return series if field.dtype == "object" and field.kind != "category" else series.astype(field.dtype)
+    is_free = field.dtype == "other" or (field.dtype == "object" and field.kind != "category")
+    return series if is_free else series.astype(field.dtype)
 
 
 def _to_polars(polars: Any, field: Field, values: np.ndarray) -> Any:
     if field.kind == "category":
-        kind = polars.Enum(list(field.levels)) if field.dtype == "Enum" else getattr(polars, field.dtype)
-        return polars.Series(values.tolist()).cast(kind)
+        kind = polars.Enum(list(field.levels)) if field.dtype == "Enum" else getattr(polars, field.dtype, None)
+        return polars.Series(values.tolist(), dtype=kind)
     series = polars.Series(values)
     if field.kind == "number":
         return series.cast(getattr(polars, field.dtype)) if _keeps_type(field, values) else series

@@ -21,7 +21,7 @@ from ddnf.density.proposal import (
     fit_proposal,
     scaled_log_prob,
 )
-from ddnf.density.schema import one_hot
+from ddnf.density.schema import check_missing, one_hot
 from ddnf.flow.random import generator
 from ddnf.system.checks import check_count, check_key
 
@@ -160,9 +160,10 @@ class Marginal:
     def _rows(self, x):
         schema = self.density.schema
         if schema is not None:
-            return encode_fields([schema.fields[i] for i in self.columns], x)
-        rows = np.asarray(x, float)
-        return rows.reshape(-1, len(self.columns))
+            return encode_fields([schema.fields[i] for i in self.columns], x).reshape(-1, len(self.columns))
+        rows = np.asarray(x, float).reshape(-1, len(self.columns))
+        check_missing(self.columns, rows)
+        return rows
 
     def _at(self, rng, row) -> tuple[float, float]:
         density, proposal = self.density, self.proposal
@@ -212,17 +213,16 @@ def _uses_quadrature(density, columns, method) -> bool:
     return is_possible and method != "sampling"
 
 
-def marginal(density: Any, columns: Sequence[Any] | int, condition: Any = None, *, method: str = "auto") -> Marginal:
+def marginal(density: Any, columns: Any, condition: Any = None, *, method: str = "auto") -> Marginal:
     """The marginal density of some columns; see `Density.marginal`."""
     if method not in ("auto", "quadrature", "sampling"):
         raise ValueError(f"Expected method to be 'auto', 'quadrature' or 'sampling'; got {method!r}.")
-    chosen = [columns] if isinstance(columns, str | int) else list(columns)
+    chosen = [columns] if isinstance(columns, str | int | np.integer) else list(columns)
     places = tuple(place_of(density, column) for column in chosen)
     if not places or len(set(places)) < len(places):
         raise ValueError(f"Expected columns that differ; got {columns!r}.")
+    _uses_quadrature(density, places, method)  # raises if it is asked for and not possible
     proposal = _proposal(density, jr.key(0), own_condition(density, condition), {})
-    if method == "quadrature":
-        _uses_quadrature(density, places, method)
     return Marginal(density, places, condition, proposal, method)
 
 
@@ -243,6 +243,8 @@ def split_values(density: Any, values: Mapping[Any, Any]) -> tuple[dict[int, flo
     for column, value in values.items():
         place = place_of(density, column)
         if density.schema is None:
+            if np.ndim(value) != 0 or np.asarray(value).dtype.kind not in "biuf":
+                raise ValueError(f"Expected a number for column {column!r}; got {value!r:.60}.")
             encoded[place] = float(value)
         else:
             field = density.schema.fields[place]

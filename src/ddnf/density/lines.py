@@ -1,5 +1,6 @@
 """Tables in text and Excel files: the cells of each line, and columns of numbers, text, booleans or dates from them."""
 
+import contextlib
 import csv
 import dataclasses
 import gzip
@@ -7,17 +8,18 @@ import io
 import re
 from array import array
 from collections.abc import Callable, Collection, Iterator, Sequence
-from itertools import chain
+from itertools import chain, dropwhile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ddnf.density.schema import Field
 from ddnf.system.optional import require
 
 MISSING = frozenset(["", "na", "n/a", "nan", "null", "none", "nil", "?", "-", "#n/a", ".", "missing"])
 _LINES_PER_MOVE = 10_000
-_DATE = re.compile(r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d(\.\d{1,6})?)?)?Z?")
+DATE = re.compile(r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d(\.\d{1,6})?)?)?Z?")
 # Numbers and dates in other notations, and what to do about them.
 _FOREIGN = {
     re.compile(r"[-+]?(\d{1,3}([.' ]\d{3})+|\d+),\d+|[-+]?\d+"): "Use --decimal , for decimal commas.",
@@ -34,7 +36,7 @@ class Format:
 
     Attributes:
         decimal: decimal mark of numbers: "." or ",".
-        thousands: thousands separator, such as "," or "'".
+        thousands: separator of groups of three digits, such as "," or "'".
         comment: skip lines that start with this, such as "#".
         encoding: of a text file, such as latin-1; by default UTF-8.
         sheet: name of the sheet of an Excel file; by default the first.
@@ -46,6 +48,14 @@ class Format:
     encoding: str = "utf-8-sig"
     sheet: str | None = None
 
+    def check(self) -> None:
+        """Raises unless the marks are marks that differ."""
+        for name, mark in (("decimal", self.decimal), ("thousands", self.thousands or "'")):
+            if len(mark) != 1 or mark.isalnum() or mark in "+-_":
+                raise ValueError(f"Expected one mark for {name}, such as a comma; got {mark!r}.")
+        if self.thousands == self.decimal:
+            raise ValueError(f"Expected another mark for thousands than for decimals; got {self.decimal!r} for both.")
+
     def number(self, cell: str) -> float | None:
         """The number in a cell, or None.
 
@@ -53,7 +63,14 @@ class Format:
             >>> Format().number("1e3"), Format().number("many"), Format(decimal=",", thousands=".").number("1.234,5")
             (1000.0, None, 1234.5)
         """
-        if self.thousands:
+        cell = cell.strip()
+        if "_" in cell:  # Python would take it for a number
+            return None
+        if self.thousands and self.thousands in cell:
+            mark = re.escape(self.thousands)
+            grouped = re.match(rf"[-+]?\d{{1,3}}({mark}\d{{3}})+(?!\d)", cell)
+            if grouped is None or self.thousands in cell[grouped.end() :]:
+                return None
             cell = cell.replace(self.thousands, "")
         if self.decimal != ".":
             cell = cell.replace(".", "x").replace(self.decimal, ".")
@@ -76,14 +93,20 @@ def text_lines(path: Path, form: Format, moved: Callable[[int], Any] | None = No
             binary: Any = gzip.GzipFile(fileobj=raw) if path.suffix.lower() == ".gz" else raw
             file = io.TextIOWrapper(binary, newline="", encoding=form.encoding)
             lines = (line for line in file if not (form.comment and line.startswith(form.comment)))
+            lines = dropwhile(lambda line: not line.strip(), lines)
             start = next(lines, "")
-            delimiter = _delimiter(start, form)
-            for number, cells in enumerate(csv.reader(chain([start], lines), delimiter=delimiter)):
+            said = re.fullmatch(r"sep=(.)\s*", start)  # by Excel
+            lines, delimiter = (lines, said[1]) if said else (chain([start], lines), _delimiter(start, form))
+            for number, cells in enumerate(csv.reader(lines, delimiter=delimiter, strict=True)):
                 if moved is not None and number % _LINES_PER_MOVE == 0:
                     moved(raw.tell())
                 if cells:
                     yield cells
-    except (UnicodeDecodeError, LookupError, csv.Error) as error:
+    except csv.Error as error:
+        raise ValueError(
+            f"Expected two quotes around a cell, or none, in {str(path)!r}; got one that ends no cell: {error}."
+        ) from error
+    except (UnicodeDecodeError, LookupError) as error:
         raise ValueError(
             f"Expected text in {'UTF-8' if form.encoding == 'utf-8-sig' else form.encoding} in {str(path)!r}; got "
             f"something else: {error}. Choose another encoding, such as --encoding latin-1."
@@ -100,7 +123,7 @@ def _delimiter(line: str, form: Format) -> str:
         (',', ';')
     """
     cells = {mark: next(csv.reader([line], delimiter=mark), []) for mark in ",\t;|" if mark != form.decimal}
-    with_commas = dataclasses.replace(form, decimal=",")
+    with_commas = dataclasses.replace(form, decimal=",", thousands=form.thousands.replace(",", ""))
     for mark in "\t;|":
         if len(cells[mark]) > 1 and all(with_commas.number(cell) is not None for cell in cells[mark]):
             return mark
@@ -115,10 +138,12 @@ def sheet_lines(path: Path, form: Format, moved: Callable[[int], Any] | None = N
     except Exception as error:  # damaged files raise errors of several libraries
         raise ValueError(f"Expected an Excel file in {str(path)!r}; got something else: {error}.") from error
     if form.sheet is not None and form.sheet not in book.sheetnames:
+        book.close()
         raise ValueError(f"Expected a sheet of {str(path)!r} ({', '.join(book.sheetnames)}); got {form.sheet!r}.")
-    for row in book[form.sheet or book.sheetnames[0]].iter_rows(values_only=True):
-        if any(cell is not None for cell in row):
-            yield [_cell_text(cell, form) for cell in row]
+    with contextlib.closing(book):
+        for row in book[form.sheet or book.sheetnames[0]].iter_rows(values_only=True):
+            if any(cell is not None for cell in row):
+                yield [_cell_text(cell, form) for cell in row]
 
 
 def _cell_text(cell, form: Format) -> str:
@@ -140,13 +165,22 @@ def _advice(cells: Collection[str]) -> str:
 
 
 class Reader:
-    """Collects one column, cell by cell. The first value decides whether it holds numbers or text."""
+    """Collects one column, cell by cell.
 
-    def __init__(self, form: Format):
+    Args:
+        form: how the file writes its values.
+        field: what the column holds, where that is known. Else the first value decides whether it is numbers or text.
+    """
+
+    def __init__(self, form: Format, field: Field | None = None):
         self.form = form
         self.numbers = array("d")
         self.codes, self.levels = array("q"), {}
-        self.is_text: bool | None = None
+        self.is_text = None if field is None else {"category": True, "number": False}.get(field.kind)
+        # As they are written; those of booleans in any case.
+        known = () if field is None else field.levels
+        self.known = {str(level): level for level in known}
+        self.known |= {str(level).lower(): level for level in known if isinstance(level, bool)}
 
     def add(self, cell: str) -> bool:
         """Takes a cell; False if it is not a number in a column of numbers."""
@@ -159,7 +193,8 @@ class Reader:
         if self.is_text:
             if not self.codes:
                 self.codes.extend([-1] * len(self.numbers))
-            self.codes.append(-1 if cell.lower() in MISSING else self.levels.setdefault(cell, len(self.levels)))
+            is_missing = cell.lower() in MISSING and cell not in self.known
+            self.codes.append(-1 if is_missing else self.levels.setdefault(cell, len(self.levels)))
             return True
         self.numbers.append(np.nan if value is None else value)
         return value is not None
@@ -174,7 +209,7 @@ class Reader:
             >>> reader.hint()
             ('1,5', 'Use --decimal , for decimal commas.')
         """
-        found = _advice(self.levels)
+        found = "" if self.known else _advice(self.levels)
         return (next(iter(self.levels)), found) if found else None
 
     def column(self) -> np.ndarray:
@@ -182,11 +217,16 @@ class Reader:
         if not self.is_text:
             return np.asarray(self.numbers)
         levels: list = [*self.levels, None]
-        if {level.lower() for level in self.levels} <= {"true", "false"}:
+        if self.known:
+            levels = [*(self.known.get(level, self.known.get(level.lower(), level)) for level in self.levels), None]
+        elif {level.lower() for level in self.levels} <= {"true", "false"}:
             levels = [*(level.lower() == "true" for level in self.levels), None]
-        elif all(map(_DATE.fullmatch, self.levels)):
+        elif all(map(DATE.fullmatch, self.levels)):
             dates = [level.removesuffix("Z") for level in self.levels]
-            return np.array([*dates, "NaT"], "datetime64[us]")[np.asarray(self.codes)]
+            try:
+                return np.array([*dates, "NaT"], "datetime64[us]")[np.asarray(self.codes)]
+            except ValueError as error:
+                raise ValueError(f"Expected dates of the calendar; got one that is not: {error}.") from error
         found = np.empty(len(levels), object)
         found[:] = levels
         return found[np.asarray(self.codes)]
@@ -198,9 +238,13 @@ def read_cells(
     numbers: Sequence[int],
     form: Format,
     fail: Callable[[str, int, int, str], Exception],
+    fields: Sequence[Field] = (),
 ) -> list[np.ndarray]:
-    """Some columns of a table, from its lines without the header; `fail(what, row, number, hint)` makes the error."""
-    readers = [Reader(form) for _ in numbers]
+    """Some columns of a table, from its lines without the header; `fail(what, row, number, hint)` makes the error.
+
+    `fields` are what the columns hold, where that is known.
+    """
+    readers = [Reader(form, field) for field in fields or [None] * len(numbers)]
     for row, cells in enumerate(lines, start=1):
         if len(cells) != width:
             raise fail("", row, len(cells), "")

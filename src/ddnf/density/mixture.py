@@ -15,6 +15,7 @@ from scipy.special import gammaln
 from ddnf.flow.random import normal_log_prob, normals
 
 _RUNS, _FEW = 5, 8  # of k-means, for at most so many components
+_AT_ONCE = 4096  # draws per block
 NORMAL = 1e4  # degrees of freedom that are equivalent to a Gaussian
 
 
@@ -93,7 +94,10 @@ class Mixture(eqx.Module):
             freedom = 1 + jnp.exp(self.log_freedoms)[chosen]
             noise = noise / jnp.sqrt(2 * jr.gamma(width_key, freedom / 2) / freedom)[:, None]
         noise = noise + self.shifts[chosen]
-        return self.centres[chosen] + jnp.einsum("nij,nj->ni", jnp.linalg.inv(self._triangular())[chosen], noise)
+        inverse = jnp.linalg.inv(self._triangular())
+        # Some draws at a time: each takes a copy of a matrix.
+        moved = lax.map(lambda draw: inverse[draw[0]] @ draw[1], (chosen, noise), batch_size=min(n, _AT_ONCE))
+        return self.centres[chosen] + moved
 
     def _triangular(self):
         eye = jnp.eye(self.factors.shape[-1], dtype=self.factors.dtype)

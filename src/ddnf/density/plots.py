@@ -21,6 +21,8 @@ def plot_pairs(
     figure_module = require("matplotlib.figure", "plot")
     chosen = list(range(min(density.dim, MOST_COLUMNS))) if columns is None else columns
     places = [place_of(density, column) for column in chosen]
+    if not places:
+        raise ValueError("Expected at least one column to show; got none.")
     rows = {"draws": _numbers(density, density.sample(key, _MOST_POINTS, condition))}
     if table is not None:
         rows = {"table": _numbers(density, table)[:_MOST_POINTS]} | rows

@@ -103,7 +103,7 @@ def _from_tables(x, condition, support, names, missing) -> Prepared:
     has_all = ~np.isnan(values).any(axis=1)
     if missing == "drop":
         values = values[has_all]
-    check_missing((*schema.fields, *schema.given), values)
+    check_missing(schema.names, values, "Pass missing='drop' to leave these rows out.")
     return _of_schema(schema, values, support, int((~has_all).sum()))
 
 
@@ -129,7 +129,7 @@ def _split(table: dict[str, Raw], condition: Any) -> tuple[dict[str, Raw], dict[
 
 
 def _named(rows: np.ndarray, names: Sequence[str] | None) -> dict[str, Raw]:
-    names = [str(i) for i in range(rows.shape[1])] if names is None else names
+    names = rows_of.check_names(names, rows.shape[1]) or [str(i) for i in range(rows.shape[1])]
     return {name: Raw(column, "float64") for name, column in zip(names, rows.T, strict=True)}
 
 

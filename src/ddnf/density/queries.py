@@ -1,14 +1,18 @@
 """Queries of a density from its draws: the probability of a box, ranks for outliers, calibration."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+import jax.random as jr
 import numpy as np
 from jaxtyping import Bool, Float, PRNGKeyArray
 
-from ddnf.density.encode import encode_condition, encode_fields, encode_rows
+from ddnf.density.encode import encode_fields, encode_rows
 from ddnf.density.given import place_of
+from ddnf.density.schema import check_levels
 from ddnf.system.checks import check_count
+
+_AT_ONCE = 2_000_000  # numbers in the draws of some rows
 
 
 class Estimate(NamedTuple):
@@ -72,11 +76,12 @@ def rank(density: Any, key: PRNGKeyArray, x: Any, condition: Any = None, *, n: i
     if density.condition_dim is None:
         draws = np.sort(np.asarray(density.log_prob(density.sample(key, n)), float))
         return np.searchsorted(draws, scores) / n
-    given = _given_rows(density, x, condition, scores.size)
-    repeated = np.repeat(given, n, axis=0)
-    drawn = density.sample_numbers(key, repeated, len(repeated))
-    found = np.asarray(density.encoded_log_prob(drawn, repeated), float).reshape(-1, n)
-    return np.mean(found < scores.reshape(-1, 1), axis=1).reshape(scores.shape)
+    found = np.empty(scores.size)
+    for rows, given, draws in _draws_of_rows(density, key, _given_rows(density, x, condition, scores.size), n):
+        drawn = np.asarray(density.encoded_log_prob(draws.reshape(-1, draws.shape[2]), given), float)
+        own = scores.reshape(-1, 1)[rows]
+        found[rows] = np.mean(drawn.reshape(-1, n)[: len(own)] < own, axis=1)
+    return found.reshape(scores.shape)
 
 
 def pit(density: Any, key: PRNGKeyArray, x: Any, condition: Any = None, *, n: int) -> Float[np.ndarray, "rows numbers"]:
@@ -84,14 +89,28 @@ def pit(density: Any, key: PRNGKeyArray, x: Any, condition: Any = None, *, n: in
     check_count(n=n)
     numbers, _, _ = encode_rows(density.schema, density.dim, x, condition)
     numbers = np.asarray(numbers, float).reshape(-1, len(density.columns))
-    if density.condition_mean is None:
-        draws = density.sample_numbers(key, None, n)[None]
-    else:
-        given = _given_rows(density, x, condition, len(numbers))
-        draws = density.sample_numbers(key, np.repeat(given, n, axis=0), len(numbers) * n).reshape(len(numbers), n, -1)
-    below, equal = np.sum(draws < numbers[:, None], axis=1), np.sum(draws == numbers[:, None], axis=1)
     noise = np.random.default_rng(0).uniform(size=numbers.shape)
-    return (below + noise * (equal + 1)) / (n + 1)
+    places = np.empty(numbers.shape)
+    if density.condition_mean is None:
+        for place, draws in enumerate(np.sort(density.sample_numbers(key, None, n), axis=0).T):
+            below, most = (np.searchsorted(draws, numbers[:, place], side) for side in ("left", "right"))
+            places[:, place] = below + noise[:, place] * (most - below + 1)
+        return places / (n + 1)
+    for rows, _, draws in _draws_of_rows(density, key, _given_rows(density, x, condition, len(numbers)), n):
+        own = numbers[rows, None]
+        below, equal = np.sum(draws[: len(own)] < own, axis=1), np.sum(draws[: len(own)] == own, axis=1)
+        places[rows] = below + noise[rows] * (equal + 1)
+    return places / (n + 1)
+
+
+def _draws_of_rows(density, key, given, n) -> Iterator[tuple[slice, np.ndarray, Float[np.ndarray, "rows n numbers"]]]:
+    """n draws for each condition, some rows at a time: their places, conditions and draws, the last padded."""
+    size = max(1, min(len(given), _AT_ONCE // (n * len(density.columns))))
+    for number, first in enumerate(range(0, len(given), size)):
+        repeated = np.repeat(given[np.minimum(first + np.arange(size), len(given) - 1)], n, axis=0)
+        own_key = jr.fold_in(key, number) if number else key
+        draws = density.sample_numbers(own_key, repeated, len(repeated))
+        yield slice(first, first + size), repeated, draws.reshape(size, n, -1)
 
 
 def calibration(density: Any, key: PRNGKeyArray, x: Any, condition: Any = None, *, n: int) -> Calibration:
@@ -107,6 +126,7 @@ def calibration(density: Any, key: PRNGKeyArray, x: Any, condition: Any = None, 
 def _given_rows(density, x, condition, count):
     """All conditions as numbers, one row for each row of x."""
     _, codes, given = encode_rows(density.schema, density.dim, x, condition)
-    if codes is None:
-        given = encode_condition(None, given)
+    if codes is not None:
+        for place, number in enumerate(density.schema.categories):
+            check_levels(density.schema.fields[number], codes[..., place])
     return density.given_rows(given, codes, (count,))

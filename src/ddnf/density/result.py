@@ -203,7 +203,11 @@ class Density:
         return build_table(self.schema, rows, integer.tolist())
 
     def marginal(
-        self, columns: Sequence[str | int] | str | int, condition: Any = None, *, method: str = "auto"
+        self,
+        columns: Sequence[str | int | np.integer] | str | int | np.integer,
+        condition: Any = None,
+        *,
+        method: str = "auto",
     ) -> "given.Marginal":
         """The density of some columns, the others integrated out: its `log_prob` and `sample`.
 

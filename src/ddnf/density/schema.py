@@ -204,21 +204,27 @@ def encode_given(given: Sequence[Field], values: Float[np.ndarray, "*batch g"]) 
     parts = []
     for place, field in enumerate(given):
         column = values[..., place, None]
-        if field.kind == "category" and (column < 0).any():
-            known = ", ".join(map(str, field.levels))[:200]
-            raise ValueError(f"Expected levels of {field.name!r} that were seen ({known}); got another.")
+        if field.kind == "category":
+            check_levels(field, column)
         parts.append(one_hot(column, (field.width,)) if field.kind == "category" else column)
     return np.concatenate(parts, axis=-1)
 
 
-def check_missing(fields: Sequence[Field], values: Float[np.ndarray, "n columns"]) -> None:
+def check_levels(field: Field, codes: Real[np.ndarray, "*n"]) -> None:
+    """Raises if a level is unknown."""
+    if (codes < 0).any():
+        known = ", ".join(map(str, field.levels))[:200]
+        raise ValueError(f"Expected levels of {field.name!r} that were seen ({known}); got another.")
+
+
+def check_missing(
+    names: Sequence[str | int], values: Float[np.ndarray, "n columns"], hint: str = "Leave these rows out."
+) -> None:
     """Raises if a value is missing, and names the columns."""
     counts = np.isnan(values).sum(axis=0)
     if counts.any():
-        found = ", ".join(f"{field.name!r} ({n})" for field, n in zip(fields, counts, strict=True) if n)
-        raise ValueError(
-            f"Expected no missing values; got some in columns {found}. Pass missing='drop' to leave these rows out."
-        )
+        found = ", ".join(f"{name!r} ({n})" for name, n in zip(names, counts, strict=True) if n)
+        raise ValueError(f"Expected no missing values; got some in columns {found}. {hint}")
 
 
 def _is_missing(values: np.ndarray) -> np.ndarray:

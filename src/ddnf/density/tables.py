@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from tqdm.auto import tqdm
 
 from ddnf.density.disk import DiskTable, column_values, open_columns, open_dataset, open_rows
-from ddnf.density.lines import Format, read_cells, sheet_lines, text_lines
+from ddnf.density.lines import DATE, MISSING, Format, read_cells, sheet_lines, text_lines
+from ddnf.density.schema import Field
 from ddnf.system.files import check_overwrite, open_atomic
 from ddnf.system.optional import require
 
@@ -28,42 +29,62 @@ class Table:
         names: of its columns; None if the file has no header.
         width: number of columns.
         load: reads the columns with these numbers: NumPy arrays of numbers, text, booleans or dates; with a progress
-            bar if the second argument is True and the file is text.
+            bar if the second argument is True and the file is text. The third says what they hold, where it is known.
         disk: the columns with these numbers, and those to condition on, left on disk; None for text files and Excel.
     """
 
     path: Path
     names: tuple[str, ...] | None
     width: int
-    load: Callable[[list[int], bool], list[np.ndarray]]
+    load: Callable[[list[int], bool, Sequence[Field]], list[np.ndarray]]
     disk: Callable[[list[int], list[int]], DiskTable] | None = None
 
     def label(self, number: int) -> str | int:
         return number if self.names is None else self.names[number]
 
+    def name(self, number: int) -> str:
+        """What a model calls a column, so that it is found again in a file without names."""
+        return f"column {number}" if self.names is None else self.names[number]
+
     def read(self, numbers: list[int], *, missing: str = "raise") -> Float[np.ndarray, "rows columns"]:
         """The columns with these numbers, in that order; every value has to be a finite number."""
-        values = self.read_columns(numbers, missing=missing)
+        return self.as_array(numbers, self.read_columns(numbers, missing=missing))
+
+    def as_array(self, numbers: list[int], values: list[np.ndarray]) -> Float[np.ndarray, "rows columns"]:
+        """Columns that were read as one array; raises if one holds no numbers."""
         for column, number in zip(values, numbers, strict=True):
             if column.dtype.kind not in "biuf":
                 raise self.error(f"{column[0]!r:.40}", 1, number)
         return np.stack(values, axis=1).astype(float)
 
-    def read_columns(self, numbers: list[int], *, missing: str = "raise", progress: bool = False) -> list[np.ndarray]:
-        """The columns with these numbers; rows with missing values raise an error ("raise"), are dropped or kept."""
-        values = self.load(numbers, progress)
-        if not len(values[0]):
+    def read_columns(
+        self, numbers: list[int], *, missing: str = "raise", progress: bool = False, fields: Sequence[Field] = ()
+    ) -> list[np.ndarray]:
+        """The columns with these numbers; rows with missing values raise an error ("raise"), are dropped ("drop") or kept.
+
+        With the `fields` of a model, cells are read as the types that were fitted, otherwise as the file suggests.
+        """
+        return self.read_complete(numbers, missing=missing, progress=progress, fields=fields)[0]
+
+    def read_complete(
+        self, numbers: list[int], *, missing: str = "raise", progress: bool = False, fields: Sequence[Field] = ()
+    ) -> tuple[list[np.ndarray], Bool[np.ndarray, " rows"]]:
+        """The columns, and which rows of the file were kept."""
+        values = self.load(numbers, progress, fields)
+        count = len(values[0])
+        if not count:
             raise ValueError(f"Expected rows of numbers in {str(self.path)!r}; got none.")
         if missing == "keep":
-            return values
-        bad = np.stack([_is_missing(column) for column in values], axis=1)
-        if missing == "drop":
-            return [column[~bad.any(axis=1)] for column in values]
+            return values, np.ones(count, bool)
+        lost = np.stack([_is_missing(column) for column in values], axis=1)
+        infinite = np.stack([_is_infinite(column) for column in values], axis=1)
+        kept = np.asarray(~lost.any(axis=1) if missing == "drop" else np.ones(count, bool))
+        bad = (lost | infinite) & kept[:, None]
         if bad.any():
             row, place = np.argwhere(bad)[0]
-            hint = " To leave such rows out, use --drop-missing."
+            hint = " To leave such rows out, use --drop-missing." if lost[row, place] else ""
             raise self.error("a missing value, NaN or infinity", int(row) + 1, numbers[int(place)], hint)
-        return values
+        return [column[kept] for column in values], kept
 
     def error(self, what: str, row: int, number: int, hint: str = "") -> ValueError:
         """The error for a value that is not a finite number."""
@@ -76,7 +97,11 @@ def _is_missing(column: np.ndarray) -> np.ndarray:
         return np.isnat(column)
     if column.dtype.kind == "O":
         return np.array([value is None for value in column], bool)
-    return ~np.isfinite(column)
+    return np.isnan(column)
+
+
+def _is_infinite(column: np.ndarray) -> np.ndarray:
+    return np.isinf(column) if column.dtype.kind == "f" else np.zeros(len(column), bool)
 
 
 def open_table(path: Path, form: Format | None = None) -> Table:
@@ -103,7 +128,9 @@ def open_table(path: Path, form: Format | None = None) -> Table:
     if not path.is_file():
         what = "is not a file" if path.exists() else "does not exist"
         raise ValueError(f"Expected a table; got {str(path)!r}, which {what}.")
-    return opener(path, Format() if form is None else form)
+    form = Format() if form is None else form
+    form.check()
+    return opener(path, form)
 
 
 def write_table(
@@ -131,6 +158,7 @@ def write_table(
     if path is None:
         _write_lines(sys.stdout, values, names, ",")
         return
+    check_ending(path, mixed=isinstance(values, Mapping))
     write = _by_ending(path, _WRITERS)
     if not overwrite:
         check_overwrite(path, hint="Pass overwrite=True to replace it.")
@@ -138,17 +166,20 @@ def write_table(
         write(file, values, names)
 
 
-def check_ending(path: Path) -> None:
-    """Raises if tables cannot be written to a file with this ending."""
-    if _by_ending(path, _WRITERS) is _write_parquet:
+def check_ending(path: Path, *, mixed: bool = False) -> None:
+    """Raises if tables, or those of mixed columns, cannot be written to a file with this ending."""
+    write = _by_ending(path, _WRITERS)
+    if write is _write_parquet:
         require("pyarrow", "parquet")
+    if mixed and write is _write_array:
+        raise ValueError("Expected a .csv, .tsv or .parquet file for a table of mixed columns; got .npy.")
 
 
 def _open_lines(lines: Callable, path: Path, form: Format) -> Table:
     first = next(lines(path, form), None)
     if first is None:
         raise ValueError(f"Expected a table in {str(path)!r}; got an empty file.")
-    is_header = any(cell.strip() and form.number(cell) is None for cell in first)
+    is_header = any(cell.strip().lower() not in MISSING and form.number(cell) is None for cell in first)
     names = tuple(cell.strip() for cell in first) if is_header else None
     _check_names(path, names or ())
 
@@ -159,7 +190,7 @@ def _open_lines(lines: Callable, path: Path, form: Format) -> Table:
         place = f"row {row} of {str(path)!r}"
         return ValueError(f"Expected {len(first)} columns in each row; got {number} in {place}.{hint}")
 
-    def load(numbers, progress):
+    def load(numbers, progress, fields):
         size = path.stat().st_size
         shown: dict[str, Any] = dict(
             desc="read", unit="B", unit_scale=True, leave=None, delay=1.0
@@ -168,7 +199,7 @@ def _open_lines(lines: Callable, path: Path, form: Format) -> Table:
             rest = lines(path, form, lambda place: bar.update(place - bar.n))
             if is_header:
                 next(rest)
-            columns = read_cells(rest, len(first), numbers, form, fail)
+            columns = read_cells(rest, len(first), numbers, form, fail, fields)
             bar.update(size - bar.n)
         if names is not None:
             _check_header(path, [names[number] for number in numbers], columns, form)
@@ -185,17 +216,31 @@ def _check_names(path: Path, names: Sequence[str]) -> None:
 
 
 def _check_header(path: Path, names: Sequence[str], columns: Sequence[np.ndarray], form: Format) -> None:
-    """Raises if the first line is a row: its numbers are above numbers, and its text also occurs further down."""
-    is_number = [form.number(name) is not None for name in names]
+    """Raises if the first line is a row: numbers above numbers, dates above dates, and text that also occurs below."""
+    kinds = [_kind(name, form) for name in names]
     fits = [
-        column.dtype.kind == "f" if number else column.dtype.kind == "O" and name in column
-        for name, number, column in zip(names, is_number, columns, strict=True)
+        kind == "missing" or (name in column if kind == "text" else kind == _kind_of(column))
+        for name, kind, column in zip(names, kinds, columns, strict=True)
     ]
-    if any(is_number) and not all(is_number) and all(fits):
+    if {*kinds} & {"number", "date", "boolean"} and {*kinds} != {"number"} and all(fits):
         raise ValueError(
             f"Expected names of columns in the first line of {str(path)!r}; got {', '.join(names)[:100]}, which looks "
             "like a row. Put a line with names before it."
         )
+
+
+def _kind(cell: str, form: Format) -> str:
+    if cell.lower() in MISSING:
+        return "missing"
+    if form.number(cell) is not None:
+        return "number"
+    return "date" if DATE.fullmatch(cell) else "boolean" if cell.lower() in ("true", "false") else "text"
+
+
+def _kind_of(column: np.ndarray) -> str:
+    if column.dtype.kind != "O":
+        return "date" if column.dtype.kind == "M" else "number"
+    return "boolean" if all(value is None or isinstance(value, bool) for value in column) else "text"
 
 
 def _open_array(path: Path, form: Format) -> Table:
@@ -212,7 +257,7 @@ def _open_array(path: Path, form: Format) -> Table:
         kind = f"{values.dtype} of shape {values.shape}"
         raise ValueError(f"Expected rows and columns of numbers in {str(path)!r}; got {kind}.")
     values = values if values.ndim == 2 else values[:, None]
-    load = lambda numbers, _: [values[:, i].astype(float) for i in numbers]  # noqa: E731
+    load = lambda numbers, *_: [values[:, i].astype(float) for i in numbers]  # noqa: E731
     return Table(path, None, values.shape[1], load, partial(open_columns, values))
 
 
@@ -221,7 +266,7 @@ def _open_parquet(path: Path, form: Format) -> Table:
     names = tuple(dataset.schema.names)
     _check_names(path, names)
 
-    def load(numbers, _):
+    def load(numbers, *_):
         return [_as_floats(column_values(dataset.to_table([names[number]]).column(0))) for number in numbers]
 
     def disk(modelled, conditions):
@@ -270,8 +315,6 @@ def _write_tsv(file, values, names) -> None:
 
 
 def _write_array(file, values, names) -> None:
-    if isinstance(values, Mapping):
-        raise ValueError("Expected a .csv, .tsv or .parquet file for a table of mixed columns; got .npy.")
     np.save(file, values)
 
 

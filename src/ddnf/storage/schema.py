@@ -17,6 +17,8 @@ def describe_schema(density: Density) -> tuple[dict[str, Any], dict[str, np.ndar
     schema, categories = density.schema, density.categories
     if schema is None:
         return {}, {}
+    for field in (*schema.fields, *schema.given):
+        _field([*field[:3], list(field.levels)])  # raises for what could not be read again
     described = dict(
         fields=[[*field[:3], list(field.levels)] for field in schema.fields],
         given=[[*field[:3], list(field.levels)] for field in schema.given],

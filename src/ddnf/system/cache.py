@@ -20,7 +20,7 @@ def cache_compilation(folder: str | os.PathLike[str] | None = None) -> Path | No
 
     Args:
         folder: the cache folder; None for the environment variable DDNF_CACHE, or else `ddnf` in the user's cache
-            folder. With DDNF_CACHE=off, nothing is cached.
+            folder. With DDNF_CACHE=off (0, no, false, none) nothing is cached; DDNF_CACHE=on (1, yes, true) is the default.
 
     Returns the folder, or None with a warning if there is no cache.
 
@@ -32,8 +32,10 @@ def cache_compilation(folder: str | os.PathLike[str] | None = None) -> Path | No
         >>> jax.config.update("jax_compilation_cache_dir", None)
     """
     wanted = os.environ.get("DDNF_CACHE", "") if folder is None else os.fspath(folder)
-    if folder is None and wanted.lower() in ("off", "0", "none"):
+    if folder is None and wanted.lower() in ("off", "0", "no", "false", "none"):
         return None
+    if folder is None and wanted.lower() in ("on", "1", "yes", "true"):
+        wanted = ""
     path = Path(wanted).expanduser() if wanted else _user_folder() / "ddnf" / "jax"
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)

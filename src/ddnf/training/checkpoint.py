@@ -5,17 +5,24 @@ files in these folders are neither read nor removed.
 """
 
 import contextlib
+import dataclasses
 import hashlib
+import inspect
 import json
 import secrets
 import shutil
 import time
 import warnings
+from collections.abc import Sequence
+from functools import partial
 from os import PathLike
 from pathlib import Path
+from types import FunctionType, MethodType
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import jax.random as jr
 import numpy as np
 from jaxtyping import PyTree
 
@@ -107,19 +114,63 @@ def remove_checkpoints(folder: str | PathLike) -> None:
             empty.rmdir()
 
 
-def fingerprint(arrays: PyTree, *numbers: int) -> str:
-    """A digest of everything that determines a run.
+def fingerprint(arrays: PyTree, *settings: Any) -> str:
+    """A digest of everything that determines a run: its arrays, and settings that `described` can tell apart.
 
     Example:
         >>> import jax.numpy as jnp
         >>> fingerprint(jnp.ones(2), 3) == fingerprint(jnp.ones(2), 4)
         False
     """
-    digest = hashlib.sha256(repr((numbers, jax.tree.structure(arrays).num_leaves)).encode())
+    digest = hashlib.sha256(repr((described(settings), jax.tree.structure(arrays).num_leaves)).encode())
     for leaf in jax.tree.leaves(arrays):
-        leaf = np.asarray(leaf)
-        digest.update(repr((leaf.shape, str(leaf.dtype))).encode() + leaf.tobytes())
+        digest.update(_bytes(np.asarray(leaf)))
     return digest.hexdigest()
+
+
+def described(value: Any, above: tuple[int, ...] = ()) -> Any:
+    """Numbers, text and digests of arrays in a setting, such as the fields of a loss and what functions close over.
+
+    The same in each process, as it has no addresses; devices are left out. `above` are the ids of what contains it.
+
+    Example:
+        >>> def scaled(rate):
+        ...     return lambda x: rate * x
+        >>> described(scaled(0.1))
+        ['scaled.<locals>.<lambda>', [0.1]]
+    """
+    if id(value) in above or isinstance(value, jax.sharding.Mesh):
+        return None
+    if value is None or isinstance(value, str | bytes | bool | int | float | complex):
+        return value
+    if isinstance(value, np.ndarray | np.generic | jax.Array):
+        return hashlib.sha256(_bytes(value)).hexdigest()
+    name, parts = _parts(value)
+    return [name, [described(part, (*above, id(value))) for part in parts]]
+
+
+def _parts(value: Any) -> tuple[str, Sequence[Any]]:
+    """The name of a container, an object or a function, and what is in it."""
+    name = type(value).__qualname__
+    if isinstance(value, dict):
+        return name, [*map(str, value), *value.values()]
+    if isinstance(value, list | tuple):
+        return name, value
+    if isinstance(value, partial):
+        return name, [value.func, value.args, value.keywords]
+    if isinstance(value, MethodType):
+        return name, [value.__func__, value.__self__]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return name, [getattr(value, field.name) for field in dataclasses.fields(value)]
+    function = inspect.unwrap(value) if callable(value) else None
+    if not isinstance(function, FunctionType):
+        return name, []
+    return function.__qualname__, [*inspect.getclosurevars(function).nonlocals.values()]
+
+
+def _bytes(array: Any) -> bytes:
+    array = np.asarray(jr.key_data(array) if jnp.issubdtype(array.dtype, jax.dtypes.prng_key) else array)
+    return repr((array.shape, str(array.dtype))).encode() + array.tobytes()
 
 
 def _checkpointer():

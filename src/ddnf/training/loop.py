@@ -134,7 +134,7 @@ def fit(
 
     Between chunks, the host updates the progress bar, compares validation values, writes checkpoints, and stops early
     or if more than half of a chunk's steps were not finite. An interrupted run that is started again with the same
-    arguments and `checkpoint` ends with bitwise identical parameters.
+    arguments and `checkpoint` ends with bitwise identical parameters; with other arguments it raises an error.
 
     Args:
         key: random key; each step derives its own.
@@ -185,7 +185,8 @@ def fit(
     state = _initial_state(arrays, optimizer, chunks, seen.shape, None if average is None else arrays)
     run = Chunk(loss, optimizer.update, validate, chunk, jax.device_put(np.asarray(steps)), average, mesh)
     # Random numbers of a chunk derive from its number, so the state holds none.
-    mark = fingerprint((jr.key_data(key), arrays, feed.mark, held_out), steps, chunk, batch)
+    settings = dict(counts=(steps, chunk, batch, average), functions=(loss, validate, optimizer.update))
+    mark = fingerprint((jr.key_data(key), arrays, state.memory, feed.mark, held_out), settings)
     saved = Checkpoints(checkpoint if is_first() else None, checkpoint_seconds, mark)
     state = copy_to_all(mesh, from_first(feed.processes, saved.restore(state)))
     held_out = copy_to_all(mesh, held_out)

@@ -3,6 +3,7 @@
 import base64
 import html
 import json
+import re
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from itertools import combinations
@@ -124,8 +125,8 @@ def page(frames_by_name: Mapping[str, dict[str, Any]], title: str, caption: str 
         >>> page({"an example": shown}, "A flow").startswith("<!doctype html>")
         True
     """
-    head = _PAGE.replace("TITLE", html.escape(title)).replace("CAPTION", html.escape(caption))
-    return head.replace("WIDGET", widget(frames_by_name))
+    parts = dict(TITLE=html.escape(title), CAPTION=html.escape(caption), WIDGET=widget(frames_by_name))
+    return re.sub("|".join(parts), lambda match: parts[match[0]], _PAGE)
 
 
 def is_page(path: Path) -> bool:
