@@ -62,7 +62,8 @@ def fit_density(
     and the mixture from expectation maximization; all parts are trained together. The best state on held-out rows is
     returned, which may be the start, so it is no worse there than a Gaussian or the mixture.
     For tables with fewer than 5,000 rows and up to 16 columns, without categories or conditions, held-out rows choose
-    the number of training steps, and a second fit uses all rows. With fewer than 70 held-out rows, this choice uses cross-validation.
+    the number of training steps, and a second fit uses all rows. With fewer than 70 held-out rows, this choice uses
+    cross-validation.
     The flow is trained in the direction from data to base, which needs no inverse; `sample` inverts it exactly. A
     custom `flow` is fitted to rows that are only whitened.
 

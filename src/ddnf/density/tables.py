@@ -60,7 +60,7 @@ class Table:
     def read_columns(
         self, numbers: list[int], *, missing: str = "raise", progress: bool = False, fields: Sequence[Field] = ()
     ) -> list[np.ndarray]:
-        """The columns with these numbers; rows with missing values raise an error ("raise"), are dropped ("drop") or kept.
+        """The columns with these numbers. Rows with missing values raise an error ("raise"), or are dropped or kept.
 
         With the `fields` of a model, cells are read as the types that were fitted, otherwise as the file suggests.
         """

@@ -20,7 +20,8 @@ def cache_compilation(folder: str | os.PathLike[str] | None = None) -> Path | No
 
     Args:
         folder: the cache folder; None for the environment variable DDNF_CACHE, or else `ddnf` in the user's cache
-            folder. With DDNF_CACHE=off (0, no, false, none) nothing is cached; DDNF_CACHE=on (1, yes, true) is the default.
+            folder. With DDNF_CACHE=off (0, no, false, none) nothing is cached. DDNF_CACHE=on (1, yes, true) stands for
+            the default folder.
 
     Returns the folder, or None with a warning if there is no cache.
 
