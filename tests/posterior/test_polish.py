@@ -50,7 +50,7 @@ def test_chains_through_a_flow_that_misses_part_of_the_target_jump_less(chains):
 
 def test_divergences_are_an_issue_where_the_flow_does_not_help(chains):
     assert not chain_issues(chains, 0.0)
-    rough = dataclasses.replace(chains, narrow=0.02, flow_acceptance=0.5)
+    rough = dataclasses.replace(chains, narrow=0.05, flow_acceptance=0.5)
     assert not chain_issues(rough, 0.0)
     assert "diverged" in chain_issues(dataclasses.replace(rough, flow_acceptance=0.02), 0.0)[0]
 

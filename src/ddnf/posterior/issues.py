@@ -16,7 +16,7 @@ from ddnf.posterior.chains import Drift, run_chains
 from ddnf.posterior.diagnosis import KHAT, Diagnosis, Sample, diagnose_sample, evaluate
 from ddnf.posterior.evaluate import Base
 from ddnf.posterior.modes import Gaussian, Search
-from ddnf.posterior.polish import FEW_DIVERGENCES, LEAST_ESS, RHAT, WEIGHTS_RHAT, Chains
+from ddnf.posterior.polish import LEAST_ESS, RHAT, WEIGHTS_RHAT, Chains
 from ddnf.posterior.proper import tail_index
 from ddnf.posterior.regions import Missed, Normal, bulk_radius, missed_mass
 from ddnf.posterior.target import Target
@@ -34,6 +34,8 @@ _ENERGY_DRIFT = 0.15
 _LOW_ESS = 0.5
 # Acceptance of a flow's proposals above which these reach places that are too narrow for the steps of the chains.
 _HELPFUL = 0.1
+# Share of divergent trajectories among those with small steps, beyond which chains may not enter narrow regions.
+_NARROW = 0.02
 # Below this tail index, the variance of draws converges too slowly to be of use.
 _HEAVY = 2.9
 MISSED = 0.03
@@ -208,9 +210,9 @@ def chain_issues(chains: Chains, khat: float) -> tuple[str, ...]:
             f"{khat:.2f}, above {KHAT}: both may miss the same part of the target. Use a larger flow, or "
             "reparameterize the model."
         )
-    if chains.narrow > FEW_DIVERGENCES and chains.flow_acceptance < _HELPFUL:
+    if chains.narrow > _NARROW and chains.flow_acceptance < _HELPFUL:
         found.append(
-            f"{chains.narrow:.1%} of the trajectories with small steps diverged (limit {FEW_DIVERGENCES:.1%}): Markov "
+            f"{chains.narrow:.1%} of the trajectories with small steps diverged (limit {_NARROW:.0%}): Markov "
             "chains may not enter narrow parts of the target. Use float64, or reparameterize the model."
         )
     return tuple(found)

@@ -280,11 +280,13 @@ def _retuned(kernel: Kernel, latest: _Run, lengths: dict[int, float], is_tuning:
     """Settings for the next run: momenta from the draws of this run, and another number or size of steps."""
     x = latest.trace.x[:, latest.transitions // 2 :]
     tuned = with_moments(kernel, x, min(x.shape[0] * x.shape[1], latest.ess + CHAINS) / 4)
+    length = _next_length(lengths, latest.length)
     # Divergences say little while the momenta do not suit the target.
     if _is_rough(latest, kernel) and not is_tuning:
+        length = max(lengths, key=lambda length: lengths[length], default=length)
         lengths.clear()
         tuned = tuned._replace(target=(1 + kernel.target) / 2)
-    return tuned._replace(length=jnp.asarray(_next_length(lengths, latest.length)))
+    return tuned._replace(length=jnp.asarray(length))
 
 
 def _next_length(lengths: dict[int, float], latest: int) -> int:
