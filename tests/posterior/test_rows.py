@@ -91,6 +91,27 @@ def test_rows_on_disk_are_the_same_rows(tmp_path):
     assert_allclose(target.rows.take(picked)[0], X[picked])
 
 
+def test_parquet_files_are_rows_on_disk(tmp_path):
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    columns = {"x": X[:, 0], "y": Y.astype(float)}
+    for name, part in (("a", slice(0, 700)), ("b", slice(700, None))):
+        table = arrow.table({key: column[part] for key, column in columns.items()})
+        parquet.write_table(table, tmp_path / f"{name}.parquet", row_group_size=300)
+
+    def density(z, row):
+        return row["y"] * z[0] * row["x"] - jnp.logaddexp(0.0, z[0] * row["x"])
+
+    on_disk, in_memory = (ddnf.Target(prior, 3, rows=rows, log_likelihood=density) for rows in (tmp_path, columns))
+    points = np.random.default_rng(0).normal(size=(2, 3))
+    assert_allclose(on_disk.programs.values(points), in_memory.programs.values(points))
+    assert on_disk.rows is not None and on_disk.rows.count == len(Y)
+    picked = np.array([len(Y) - 1, 3, 701, 3, 299, 300])
+    assert_allclose(on_disk.rows.take(picked)["x"], X[picked, 0])
+    parquet.write_table(arrow.table({"x": ["text"], "y": [1.0]}), tmp_path / "c.parquet")
+    with pytest.raises(ValueError, match="numbers in column 'x'"):
+        ddnf.Target(prior, 3, rows=tmp_path / "c.parquet", log_likelihood=density)
+
+
 def test_a_subsample_is_exact_to_second_order(logistic):
     at = expansion(logistic, np.array([0.4, -0.9, 0.2]))
     few = subsample(logistic, np.arange(100), at)

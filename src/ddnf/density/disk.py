@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ddnf.system.optional import require
+from ddnf.system.parquet import check_columns, column_values, is_numeric_type, open_dataset, row_groups
 
 # Tables of up to this many bytes, as doubles, are read into memory.
 IN_MEMORY = 2**27
@@ -136,67 +136,22 @@ def _in_blocks(count: int, width: int, read: Callable[[slice], tuple[Any, Any]])
     return DiskTable(tuple(min(BLOCK, count - first) for first in range(0, count, BLOCK)), width, load)
 
 
-def parquet_files(path: Path) -> list[Path]:
-    """A Parquet file, or all Parquet files below a folder; raises if one is empty or there is none.
-
-    Example:
-        >>> parquet_files(Path("a.parquet"))
-        [PosixPath('a.parquet')]
-    """
-    if not path.is_dir():
-        return [path]
-    files = [file for file in sorted(path.rglob("*.parquet")) if not file.name.startswith((".", "_"))]
-    if not files:
-        raise ValueError(f"Expected .parquet files in the folder {str(path)!r}; got none.")
-    for file in files:
-        if not file.stat().st_size:
-            raise ValueError(f"Expected Parquet files; got {str(file)!r}, which is empty.")
-    return files
-
-
-def open_dataset(path: Path) -> Any:
-    """The PyArrow dataset of a Parquet file or of a folder of them; raises if these disagree on columns."""
-    arrow, datasets = require("pyarrow", "parquet"), require("pyarrow.dataset", "parquet")
-    if not path.is_dir() and path.suffix.lower() != ".parquet":
-        raise ValueError(f"Expected a .npy or .parquet file, or a folder of .parquet files; got {str(path)!r}.")
-    files = [str(file) for file in parquet_files(path)]
-    try:
-        dataset = datasets.dataset(files, format="parquet")
-    except arrow.ArrowInvalid as error:
-        raise ValueError(f"Expected Parquet files in {str(path)!r}; got something else, or part of one.") from error
-    _check_columns(dataset)
-    return dataset
-
-
-def _check_columns(dataset: Any) -> None:
-    known = dataset.schema.names
-    for fragment in dataset.get_fragments():
-        odd = sorted({*known} ^ {*fragment.physical_schema.names})
-        if odd:
-            raise ValueError(
-                f"Expected files with the same columns; {str(fragment.path)!r} differs from others in {odd[0]!r}."
-            )
-
-
 def _open_dataset(dataset: Any, condition: Any, columns: Sequence[str] | None) -> DiskTable:
     known = list(dataset.schema.names)
-    _check_columns(dataset)
+    check_columns(dataset)
     given = () if condition is None else (condition,) if isinstance(condition, str) else tuple(condition)
     names = [*(columns or [name for name in known if name not in given]), *given]
     unknown = [name for name in names if not (isinstance(name, str) and name in known)]
     if unknown:
         raise ValueError(f"Expected columns of the files ({', '.join(known)[:200]}); got {unknown[0]!r:.60}.")
-    groups = [group for fragment in dataset.get_fragments() for group in fragment.split_by_row_group()]
-    groups = [group for group in groups if group.row_groups[0].num_rows]
+    groups = row_groups(dataset)
     sizes = tuple(group.row_groups[0].num_rows for group in groups)
-    if not sizes:
-        raise ValueError("Expected rows in the Parquet files; got none.")
 
     def load(number):
         table = groups[number].to_table(columns=names, schema=dataset.schema)
         return {name: column_values(table.column(name)) for name in names}, None
 
-    is_numeric = all(_is_numeric(str(dataset.schema.field(name).type)) for name in names)
+    is_numeric = all(is_numeric_type(str(dataset.schema.field(name).type)) for name in names)
     found = DiskTable(sizes, len(names), load, given or None, is_numeric)
     most = LARGEST_BLOCK // (8 * len(names))
     if max(sizes) > most and not found.is_small:
@@ -204,22 +159,4 @@ def _open_dataset(dataset: Any, condition: Any, columns: Sequence[str] | None) -
             f"Expected row groups of at most {most} rows, which are read at once; got {max(sizes)}. Write the files "
             f"again with row_group_size={min(most, 100_000)}."
         )
-    return found
-
-
-def _is_numeric(kind: str) -> bool:
-    return kind.startswith(("int", "uint", "float", "double", "halffloat", "decimal", "date", "timestamp", "duration"))
-
-
-def column_values(column: Any) -> np.ndarray:
-    """A column of PyArrow: numbers and dates as NumPy has them, text and booleans as objects."""
-    values = column.to_numpy()
-    if values.dtype.kind in "mM":
-        return values.astype(f"{'datetime' if values.dtype.kind == 'M' else 'timedelta'}64[us]")
-    if values.dtype.kind in "iuf":
-        return values
-    if str(column.type).startswith("decimal"):
-        return values.astype(float)
-    found = np.empty(len(values), object)
-    found[:] = column.to_pylist()
     return found

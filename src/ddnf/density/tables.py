@@ -13,11 +13,12 @@ import numpy as np
 from jaxtyping import Bool, Float
 from tqdm.auto import tqdm
 
-from ddnf.density.disk import DiskTable, column_values, open_columns, open_dataset, open_rows
+from ddnf.density.disk import DiskTable, open_columns, open_rows
 from ddnf.density.lines import DATE, MISSING, Format, read_cells, sheet_lines, text_lines
 from ddnf.density.schema import Field
 from ddnf.system.files import check_overwrite, open_atomic
 from ddnf.system.optional import require
+from ddnf.system.parquet import column_values, open_dataset
 
 
 @dataclasses.dataclass(frozen=True)

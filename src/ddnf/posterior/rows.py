@@ -17,6 +17,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int, PyTree
 
 from ddnf.posterior.programs import Density, Programs, compile_once
+from ddnf.system.parquet import is_dataset, open_columns
 from ddnf.training.devices import copy_to_all, on_all, share_rows, wait_for
 
 # Rows and points that are computed at once.
@@ -32,7 +33,8 @@ class Rows:
     Args:
         log_prior: function of one point.
         log_likelihood: from a point and k rows to the log-likelihood of each, shape (k,).
-        data: arrays with a common leading axis, one entry per row, in any pytree; NumPy memory maps stay on disk.
+        data: arrays with a common leading axis, one entry per row, in any pytree; NumPy memory maps and columns of
+            Parquet files stay on disk.
         dim: dimension of a point.
         least: minimum number of rows that represent all rows in training; None for the default.
         weight: how many rows each row represents.
@@ -82,8 +84,9 @@ class Rows:
 
     def _check(self):
         point = jax.ShapeDtypeStruct((self.dim,), jnp.result_type(float))
+        row = self.slice(0, 1)
         try:
-            found = jax.eval_shape(self.log_likelihood, point, self.slice(0, 1))
+            found = jax.eval_shape(self.log_likelihood, point, row)
         except Exception as error:
             first = str(error).strip().splitlines() or [type(error).__name__]
             message = f"Expected a log_likelihood that JAX can trace at a point of shape ({self.dim},) and a row"
@@ -103,7 +106,8 @@ def rows_from(log_prior: Callable, log_likelihood: Callable | None, rows: Any, d
         return None
     if not callable(log_likelihood):
         raise ValueError(f"Expected log_likelihood to be a function; got {log_likelihood!r}.")
-    return Rows(log_prior, lambda z, rows: jax.vmap(log_likelihood, (None, 0))(z, rows), rows, dim)
+    data = open_columns(rows) if is_dataset(rows) else rows
+    return Rows(log_prior, lambda z, rows: jax.vmap(log_likelihood, (None, 0))(z, rows), data, dim)
 
 
 def sum_in_chunks(

@@ -61,7 +61,8 @@ class Target(eqx.Module):
         details: returns other information about a model: names of axes, data, their likelihood and predictions.
         rows: data with many rows: a pytree of arrays with a common leading axis. `log_density` is then the log prior
             alone. Modes, curvature and the final check of a fit use all rows, in chunks; training uses as many rows as
-            it needs (see the guide on scaling). NumPy memory maps stay on disk.
+            it needs (see the guide on scaling). NumPy memory maps stay on disk. So do Parquet files: pass a path, a
+            folder or a PyArrow dataset, and each row is a dict of the columns.
         log_likelihood: function of a point and one row that returns the log density of the row; only with `rows`.
 
     Example:
