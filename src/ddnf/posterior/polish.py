@@ -41,6 +41,8 @@ WEIGHTS_RHAT = 1.03
 # Effective draws below which quantiles are too noisy to report.
 LEAST_ESS = 400
 _ENOUGH_ESS = 4000
+# Effective draws at the end of the budget, at the present rate, below which a trial is given up.
+_LEAST_PROJECTED = 1000
 # R-hat below which chains agree, so that a run is extended; and R-hat above which they are far apart.
 MET = 1.1
 _APART = 1.2
@@ -56,7 +58,8 @@ _RUNS = 10
 _MOST_GRADIENTS = 2_000_000
 # The same for chains without a flow on a cheap target, at most (see `affordable_gradients`).
 MOST_CHEAP = 16_000_000
-_TRIAL_GRADIENTS = 500_000
+# Gradient evaluations of a trial whose chains stay far apart, or a share of all that are affordable.
+_TRIAL_GRADIENTS, _TRIAL_SHARE = 500_000, 4
 # Share of transitions with a proposal from a flow that misses part of the target: its ESS, within these limits. With
 # more, chains would mostly hold draws of the flow before they reach what it misses.
 _RARE_JUMPS = 0.1, 0.5
@@ -206,14 +209,15 @@ def run_polish(
             is_met = bool(latest.convergence.rhat.max() < MET)
             is_settled = is_met and (is_settled or (is_best and not is_tuning and not _is_rough(latest, kernel)))
             following = kernel if is_settled else _retuned(kernel, latest, lengths, is_tuning)
-            budget = _TRIAL_GRADIENTS if is_trial and is_apart else most
+            budget = max(_TRIAL_GRADIENTS, most // _TRIAL_SHARE) if is_trial and is_apart else most
             left = (budget - spent) // (CHAINS * (int(following.length) + 1)) // CHUNK * CHUNK
             # A run shorter than this one would not be better, unless it is extended.
             is_last = left < (CHUNK if is_settled else latest.transitions) or number == _RUNS - 1
-            is_hopeless = is_trial and is_apart and number >= _TUNING + (warm is not None)
+            is_stuck = is_apart and number >= _TUNING + 2 * (warm is not None)
+            is_slow = not is_tuning and latest.ess * (1 + left / latest.transitions) < _LEAST_PROJECTED
             is_thorough = latest.transitions >= least or spent >= _TRIAL_GRADIENTS
             is_enough = latest.is_converged and latest.ess >= _ENOUGH_ESS and is_thorough
-            if is_enough or is_last or is_hopeless:
+            if is_enough or is_last or (is_trial and (is_stuck or is_slow)):
                 break
             kernel, transitions = following, min(_next_transitions(latest, is_tuning, is_settled, least), left)
     assert latest is not None
