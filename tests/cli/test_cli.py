@@ -473,7 +473,7 @@ def test_show(folder, capsys):
     cli.main(["show", "given.ddnf", "--condition", "0.5", "-o", "given.svg"])
     assert "given.svg" in capsys.readouterr().out
     words = ["show", "given.ddnf", "named.csv", "--condition", "0.5", "-o", "rows.svg"]
-    assert "without conditions only" in one_line(words, capsys)
+    assert "only for a density without conditions" in one_line(words, capsys)
     assert ".png, .pdf or .svg" in one_line(["show", "named.ddnf", "-o", "named.gif"], capsys)
 
 

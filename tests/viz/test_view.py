@@ -240,7 +240,7 @@ def test_view_command_without_a_display(folder, capsys, monkeypatch):
         ("view given.ddnf --condition 1", "Expected 2 numbers in --condition; got 1"),
         ("view posterior.ddnf --condition 1", "Expected no condition for a posterior"),
         ("view posterior.ddnf table.csv", "a density without conditions only; got 'table.csv' for a posterior"),
-        ("view given.ddnf table.csv --condition 1,2", "without conditions only"),
+        ("view given.ddnf table.csv --condition 1,2", "only for a density without conditions"),
         ("view named.ddnf --columns price,size", "(log price, logit share); got 'size'"),
         ("view named.ddnf --columns price", "two or more different coordinates"),
     ],

@@ -50,7 +50,7 @@ def fit_again(
     return dataclasses.replace(again, train_log_likelihood=float(training)) if np.isfinite(training) else fitted
 
 
-def best_chunks(initial: float, values: list[Float[np.ndarray, " n"]]) -> int:
+def best_chunks(initial: float, values: list[Float[np.ndarray, " _"]]) -> int:
     """The number of chunks of training after which the mean over several runs is least; 0 if it is not below `initial`.
 
     Example:

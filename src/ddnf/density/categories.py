@@ -32,7 +32,7 @@ class Categories(NamedTuple):
     strength: float
 
     @property
-    def shares(self) -> list[Float[np.ndarray, " size"]]:
+    def shares(self) -> list[Float[np.ndarray, " _"]]:
         """The frequencies of the levels of each column."""
         found = [
             np.bincount(column, self.counts, size) for column, size in zip(self.combinations.T, self.sizes, strict=True)
