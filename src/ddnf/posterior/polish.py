@@ -214,7 +214,7 @@ def run_polish(
             # A run shorter than this one would not be better, unless it is extended.
             is_last = left < (CHUNK if is_settled else latest.transitions) or number == _RUNS - 1
             is_stuck = is_apart and number >= _TUNING + 2 * (warm is not None)
-            is_slow = not is_tuning and latest.ess * (1 + left / latest.transitions) < _LEAST_PROJECTED
+            is_slow = not is_tuning and not is_apart and latest.ess * (1 + left / latest.transitions) < _LEAST_PROJECTED
             is_thorough = latest.transitions >= least or spent >= _TRIAL_GRADIENTS
             is_enough = latest.is_converged and latest.ess >= _ENOUGH_ESS and is_thorough
             if is_enough or is_last or (is_trial and (is_stuck or is_slow)):
