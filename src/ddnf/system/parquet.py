@@ -58,7 +58,7 @@ def open_columns(data: str | PathLike | Any) -> dict[str, ParquetColumn]:
 
 def is_dataset(data: Any) -> bool:
     """Whether data is a path or a PyArrow dataset."""
-    return isinstance(data, str | PathLike) or type(data).__module__.startswith("pyarrow.")
+    return isinstance(data, str | PathLike) or type(data).__module__ == "pyarrow._dataset"
 
 
 def row_groups(dataset: Any) -> list[Any]:
